@@ -1,0 +1,329 @@
+//! Start, fork and exit: when the statistics are written, and by whom.
+//!
+//! ```text
+//!             first_use                 fork
+//!   Unused ─────────────▶ Used ─────────────────▶ Child (in the new process)
+//!      ╰──── fork ───▶ Unused, with an owner of its own
+//! ```
+//!
+//! *Unused*: loaded, never asked for memory. Nothing is written, no thread runs, no signal is
+//! handled, and a forked child is as free as its parent was. *Used*: the owner, the process that
+//! asked, writes the file that `CONCERTINA_STATS` names at a normal exit, at `os._exit` in Python
+//! and at SIGTERM. *Child*: forked from a used process, whose GPU it cannot share and whose locks
+//! may be held by threads that do not exist here. It takes no lock, gets no memory, writes nothing.
+//!
+//! A process made without `fork`'s handlers (`vfork`, `clone`) still believes that it is *Used*;
+//! so whoever writes compares the process's id with the owner's first.
+//!
+//! SIGTERM is looked at on the first use, and left alone unless its disposition is the default one.
+//! The handler holds up the thread that it interrupts and wakes a helper, which writes the file and
+//! then lets the signal end the process as it would have. Two seconds after the signal a timer ends
+//! the process whatever the helper does.
+
+use super::{dump, message, settings, stats};
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::{self, MaybeUninit};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, Ordering};
+use std::thread;
+use std::time::Duration;
+
+pub use dump::Failure;
+
+/// The variable that holds the path of the statistics.
+pub const VARIABLE: &str = "CONCERTINA_STATS";
+
+/// How long a writer waits for locks that other threads hold.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+const UNUSED: u8 = 0;
+const USED: u8 = 1;
+const CHILD: u8 = 2;
+
+static STATE: AtomicU8 = AtomicU8::new(UNUSED);
+/// The process that may write; 0 where [`start`] was never called.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+/// This process was forked from one that had the library loaded.
+static FORKED: AtomicBool = AtomicBool::new(false);
+/// What `CONCERTINA_STATS` said at the start.
+static PATTERN: OnceLock<Vec<u8>> = OnceLock::new();
+/// The path that it stood for on the first use. Empty where nothing is to be written.
+static PATH: OnceLock<PathBuf> = OnceLock::new();
+/// What else is to be done on the first use.
+static ON_FIRST_USE: OnceLock<fn()> = OnceLock::new();
+
+/// Whether this process was forked from one that had used the library. Every entry point asks this
+/// before it takes a lock. One relaxed load.
+#[inline]
+pub fn in_forked_child() -> bool {
+    STATE.load(Ordering::Relaxed) == CHILD
+}
+
+/// Says once why a forked child gets no memory.
+#[cold]
+pub fn explain_forked_child() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    message::say_once(&SAID, || {
+        "no memory: this process was forked from one that already used the GPU, which a child \
+         cannot share; start it with spawn or forkserver"
+    });
+}
+
+/// Whether `CONCERTINA_STATS` was set when the library was loaded.
+pub fn wants_statistics() -> bool {
+    PATTERN.get().is_some()
+}
+
+/// Takes up its post: to be called once, when the library is loaded. Registers with `fork`, reads
+/// `CONCERTINA_STATS`, and does nothing else. `on_first_use` is called on the first use, if there
+/// is a file to be written in the end.
+pub fn start(on_first_use: fn()) {
+    OWNER.store(process(), Ordering::Relaxed);
+    // SAFETY: the handler is a plain function, and the library is never unloaded.
+    unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
+    if let Some(pattern) = settings::variable(VARIABLE).filter(|pattern| !pattern.is_empty()) {
+        // Nobody else sets them.
+        let _ = ON_FIRST_USE.set(on_first_use);
+        let _ = PATTERN.set(pattern.into_vec());
+    }
+}
+
+/// Runs in the new process, on its only thread, before `fork` returns: only atomics may be touched.
+unsafe extern "C" fn after_fork() {
+    FORKED.store(true, Ordering::Relaxed);
+    match STATE.load(Ordering::Relaxed) {
+        UNUSED => OWNER.store(process(), Ordering::Relaxed),
+        _ => STATE.store(CHILD, Ordering::Relaxed),
+    }
+}
+
+/// The library has been asked for memory, or told to initialise. To be called before the first lock
+/// is taken; every call but the first returns at once.
+pub fn first_use() {
+    if STATE.load(Ordering::Relaxed) == UNUSED {
+        first_use_ever();
+    }
+}
+
+#[cold]
+fn first_use_ever() {
+    let first = STATE.compare_exchange(UNUSED, USED, Ordering::Relaxed, Ordering::Relaxed);
+    let Some(pattern) = PATTERN.get().filter(|_| first.is_ok()) else { return };
+    // A child that began afresh may not write over what its parent may want to write, too.
+    if FORKED.load(Ordering::Relaxed) && !dump::names_process(pattern) {
+        return;
+    }
+    match dump::expand(pattern) {
+        Ok(path) => {
+            let _ = PATH.set(path);
+            term::install();
+            if let Some(also) = ON_FIRST_USE.get() {
+                also();
+            }
+        }
+        Err(failure) => message::say(&format!("{VARIABLE}: {}", failure.line)),
+    }
+}
+
+/// The path of the statistics, if they are this process's to write.
+fn path_to_write() -> Option<&'static PathBuf> {
+    let mine = STATE.load(Ordering::Relaxed) == USED && OWNER.load(Ordering::Relaxed) == process();
+    PATH.get().filter(|_| mine)
+}
+
+/// The process is about to end: writes the file that `CONCERTINA_STATS` names, if it is this
+/// process's to write, and says once on standard error why it could not. May be called again, for a
+/// newer state of things. Does not return to a process that SIGTERM is ending.
+pub fn before_exit() {
+    if let Some(path) = path_to_write() {
+        term::give_way();
+        write(path);
+    }
+}
+
+fn write(path: &Path) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if let Err(failure) = dump::write(path, PATIENCE, || stats::json(PATIENCE)) {
+        message::say_once(&SAID, || format!("{VARIABLE}: {}", failure.line));
+    }
+}
+
+/// Writes the statistics now: to the path that `pattern` stands for, or to the one that
+/// `CONCERTINA_STATS` named when the library was loaded.
+pub fn dump(pattern: Option<&CStr>) -> Result<(), Failure> {
+    let failure = |errno, why: &str| Failure {
+        errno,
+        line: format!("statistics not written: {why}"),
+    };
+    if in_forked_child() {
+        return Err(failure(libc::ECHILD, "this process was forked from the one they are about"));
+    }
+    let path = match (pattern, PATH.get(), PATTERN.get()) {
+        (Some(pattern), ..) => &dump::expand(pattern.to_bytes())?,
+        (None, Some(path), _) => path,
+        (None, None, Some(pattern)) => &dump::expand(pattern)?,
+        (None, None, None) => {
+            return Err(failure(libc::EINVAL, "no path is given, and CONCERTINA_STATS is not set"));
+        }
+    };
+    dump::write(path, PATIENCE, || stats::json(PATIENCE))
+}
+
+fn process() -> i32 {
+    // SAFETY: getpid has no preconditions.
+    unsafe { libc::getpid() }
+}
+
+/// SIGTERM.
+mod term {
+    use super::*;
+    use std::cell::UnsafeCell;
+
+    /// How long the process lives on at most.
+    const LAST_SECONDS: libc::time_t = 2;
+    /// How many naps the interrupted thread takes before it goes on: half a second. If it holds
+    /// what the helper needs, the helper still has time enough after that.
+    const NAPS: usize = 100;
+
+    /// SIGTERM has come to this process.
+    static CAME: AtomicBool = AtomicBool::new(false);
+
+    /// Wakes the helper. A semaphore, since a descriptor could be closed behind our back and its
+    /// number be given to a file of the program's.
+    struct Semaphore(UnsafeCell<MaybeUninit<libc::sem_t>>);
+    // SAFETY: a semaphore is made to be used by several threads.
+    unsafe impl Sync for Semaphore {}
+    static WAKE: Semaphore = Semaphore(UnsafeCell::new(MaybeUninit::uninit()));
+
+    /// Ends the process when its last seconds are over; a `timer_t`.
+    static TIMER: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+    /// Installs the handler, if SIGTERM has its default disposition and all that the handler needs
+    /// can be had.
+    pub fn install() {
+        // A process that is the first of its container is not ended by SIGTERM's default action.
+        if process() == 1 || !is_default() || !make_tools() || !start_helper() {
+            return;
+        }
+        // SAFETY: `handle` calls only async-signal-safe functions and fits SA_SIGINFO; a zeroed
+        // sigaction with an empty mask is a valid one.
+        unsafe {
+            let mut action: libc::sigaction = mem::zeroed();
+            action.sa_sigaction = handle as *const () as usize;
+            // SA_NODEFER lets the timer in where the only thread is the one that naps in `handle`.
+            action.sa_flags =
+                libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART | libc::SA_NODEFER;
+            libc::sigemptyset(&mut action.sa_mask);
+            libc::sigaction(libc::SIGTERM, &action, ptr::null_mut());
+        }
+    }
+
+    fn is_default() -> bool {
+        let mut now = MaybeUninit::<libc::sigaction>::uninit();
+        // SAFETY: sigaction fills in the disposition when it succeeds.
+        unsafe {
+            libc::sigaction(libc::SIGTERM, ptr::null(), now.as_mut_ptr()) == 0
+                && now.assume_init().sa_sigaction == libc::SIG_DFL
+        }
+    }
+
+    fn make_tools() -> bool {
+        // SAFETY: the semaphore is initialised once, before anyone else knows of it; a zeroed
+        // sigevent is a valid one.
+        unsafe {
+            let mut event: libc::sigevent = mem::zeroed();
+            event.sigev_notify = libc::SIGEV_SIGNAL;
+            event.sigev_signo = libc::SIGTERM;
+            let mut timer: libc::timer_t = ptr::null_mut();
+            let made = libc::sem_init(WAKE.0.get().cast(), 0, 0) == 0
+                && libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer) == 0;
+            TIMER.store(timer, Ordering::Relaxed);
+            made
+        }
+    }
+
+    /// Starts a thread that takes none of the program's signals.
+    fn start_helper() -> bool {
+        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: both sets are filled in before they are read, and the mask is put back.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+            let helper = thread::Builder::new().name("concertina".into()).spawn(help);
+            libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
+            helper.is_ok()
+        }
+    }
+
+    /// The handler. Everything here is async-signal-safe.
+    extern "C" fn handle(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
+        // SAFETY: errno's location is this thread's own, the kernel hands over a valid siginfo, and
+        // the semaphore and the timer were made before the handler was installed.
+        unsafe {
+            let errno = libc::__errno_location();
+            let before = *errno;
+            if OWNER.load(Ordering::Relaxed) != process() {
+                // A child, which has neither helper nor timer.
+                die();
+            }
+            if !CAME.swap(true, Ordering::Relaxed) {
+                let mut end: libc::itimerspec = mem::zeroed();
+                end.it_value.tv_sec = LAST_SECONDS;
+                if libc::timer_settime(TIMER.load(Ordering::Relaxed), 0, &end, ptr::null_mut()) != 0
+                    || libc::sem_post(WAKE.0.get().cast()) != 0
+                {
+                    die();
+                }
+                for _ in 0..NAPS {
+                    nap();
+                }
+            } else if (*info).si_code == libc::SI_TIMER {
+                die();
+            }
+            *errno = before;
+        }
+    }
+
+    /// The helper's life.
+    fn help() {
+        // SAFETY: the semaphore was made before this thread was.
+        while unsafe { libc::sem_wait(WAKE.0.get().cast()) } != 0 {}
+        // A panic must not keep the process alive.
+        let _ = std::panic::catch_unwind(|| path_to_write().map(|path| write(path)));
+        die();
+    }
+
+    /// Lets SIGTERM do what it does by default. Async-signal-safe.
+    fn die() -> ! {
+        // SAFETY: these functions are async-signal-safe, and the zeroed structures valid.
+        unsafe {
+            let mut default: libc::sigaction = mem::zeroed();
+            default.sa_sigaction = libc::SIG_DFL;
+            libc::sigaction(libc::SIGTERM, &default, ptr::null_mut());
+            let mut term = MaybeUninit::<libc::sigset_t>::uninit();
+            libc::sigemptyset(term.as_mut_ptr());
+            libc::sigaddset(term.as_mut_ptr(), libc::SIGTERM);
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, term.as_ptr(), ptr::null_mut());
+            libc::raise(libc::SIGTERM);
+            // Not reached, unless something below the C library keeps the signal away.
+            libc::_exit(128 + libc::SIGTERM)
+        }
+    }
+
+    /// A process that SIGTERM is ending does not end itself first.
+    pub fn give_way() {
+        while CAME.load(Ordering::Relaxed) {
+            nap();
+        }
+    }
+
+    /// Five milliseconds. Async-signal-safe.
+    fn nap() {
+        // SAFETY: no descriptors are passed.
+        unsafe { libc::poll(ptr::null_mut(), 0, 5) };
+    }
+}

@@ -1,0 +1,456 @@
+//! What a person can set, and what it is when they set nothing.
+//!
+//! [`TABLE`] is the one list: the parser, the complaints and the README's table are all made from
+//! it. A setting is looked for, key by key, in [`VARIABLES`]; the first variable that names the key
+//! decides, even when what it says is a mistake.
+
+use std::ffi::OsString;
+use std::fmt::Write;
+
+/// Where settings are read from, the most telling first.
+pub const VARIABLES: [&str; 3] =
+    ["CONCERTINA_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
+
+const MIB: usize = 1 << 20;
+
+/// The settings of one process.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Segments grow by mapping; otherwise each is one `cudaMalloc`.
+    pub expandable_segments: bool,
+    /// The share of a device's memory that the process may hold, 0.0 to 1.0.
+    pub per_process_memory_fraction: f64,
+    /// The bytes that the process may hold on each device.
+    pub limit: Option<usize>,
+    /// The driver that memory comes from.
+    pub driver: Driver,
+    /// The largest physical chunk that growth creates, in bytes; 0 leaves it to the pool.
+    pub chunk_size: usize,
+    /// How sizes are rounded up.
+    pub round_up: RoundUp,
+}
+
+/// Where memory comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Driver {
+    /// The CUDA driver, `libcuda.so.1`.
+    Cuda,
+    /// A simulated GPU in host memory.
+    Sim,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            expandable_segments: true,
+            per_process_memory_fraction: 1.0,
+            limit: None,
+            driver: Driver::Cuda,
+            chunk_size: 0,
+            round_up: RoundUp::default(),
+        }
+    }
+}
+
+impl Settings {
+    /// The settings of this process's environment, and a line for every mistake in it and for every
+    /// setting that has no effect. A process with elevated privileges gets the defaults.
+    pub fn from_environment() -> (Settings, Vec<String>) {
+        Settings::from_lookup(variable_text)
+    }
+
+    /// The same with `lookup` in place of the environment.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> (Settings, Vec<String>) {
+        let mut settings = Settings::default();
+        let mut complaints = Vec::new();
+        let mut decided: Vec<&str> = Vec::new();
+        for variable in VARIABLES {
+            let Some(text) = lookup(variable) else { continue };
+            let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
+            // Within one variable the last word counts, as in PyTorch.
+            let mut here: Vec<(&Setting, &str)> = Vec::new();
+            for item in items(&text) {
+                let Some((key, value)) = item.split_once(':') else {
+                    let item = shown(item);
+                    complaints.push(format!("{variable}: {item} is ignored: it is no key:value pair"));
+                    continue;
+                };
+                match TABLE.iter().find(|setting| setting.key == key) {
+                    Some(setting) => {
+                        here.retain(|(other, _)| other.key != key);
+                        here.push((setting, value));
+                    }
+                    None => complaints.push(format!(
+                        "{variable}: {}:{} is ignored: there is no such key; the keys are {}",
+                        shown(key),
+                        shown(value),
+                        keys()
+                    )),
+                }
+            }
+            for (setting, value) in here {
+                if decided.contains(&setting.key) {
+                    continue;
+                }
+                decided.push(setting.key);
+                setting.take(variable, value, &mut settings, &mut complaints);
+            }
+        }
+        (settings, complaints)
+    }
+}
+
+/// One row of [`TABLE`].
+struct Setting {
+    key: &'static str,
+    kind: Kind,
+    /// The default as a person would write it, or `none`.
+    default: &'static str,
+    effect: Effect,
+    doc: &'static str,
+}
+
+/// What a value may be.
+enum Kind {
+    Bool,
+    /// 0.0 to 1.0, both ends included.
+    Fraction,
+    /// Bytes, more than none.
+    Size,
+    /// A whole number of MiB.
+    Megabytes { at_least: usize, multiple_of: usize },
+    /// A whole power of two, up to the one given.
+    PowerOfTwo(usize),
+    Word(&'static [&'static str]),
+    Divisions,
+}
+
+#[derive(Clone, Copy)]
+enum Value {
+    Bool(bool),
+    Fraction(f64),
+    /// Bytes, or a plain number for [`Kind::PowerOfTwo`].
+    Number(usize),
+    /// An index into the list of [`Kind::Word`].
+    Word(usize),
+    Divisions(RoundUp),
+}
+
+/// What a setting does.
+enum Effect {
+    /// Puts the value where it belongs.
+    Sets(fn(&mut Settings, Value)),
+    /// Nothing: the key belongs to PyTorch's own allocator.
+    Nothing,
+}
+
+macro_rules! table {
+    ($($key:literal, $kind:expr, $default:literal, $effect:expr, $doc:literal;)*) => {
+        const TABLE: &[Setting] = &[$(Setting {
+            key: $key,
+            kind: $kind,
+            default: $default,
+            effect: $effect,
+            doc: $doc,
+        },)*];
+    };
+}
+
+macro_rules! sets {
+    ($field:ident, $value:ident($it:ident) => $result:expr) => {
+        Effect::Sets(|settings, value| {
+            if let Value::$value($it) = value {
+                settings.$field = $result;
+            }
+        })
+    };
+}
+
+table! {
+    "expandable_segments", Kind::Bool, "True",
+        sets!(expandable_segments, Bool(yes) => yes),
+        "grow segments by mapping memory; `False` takes each segment with one `cudaMalloc`";
+    "per_process_memory_fraction", Kind::Fraction, "1.0",
+        sets!(per_process_memory_fraction, Fraction(share) => share),
+        "share of each device's memory that the process may hold";
+    "limit", Kind::Size, "none",
+        sets!(limit, Number(bytes) => Some(bytes)),
+        "bytes that the process may hold on each device; with a fraction, the smaller counts";
+    "driver", Kind::Word(&["cuda", "sim"]), "cuda",
+        sets!(driver, Word(which) => if which == 0 { Driver::Cuda } else { Driver::Sim }),
+        "`sim` is a simulated GPU in host memory, for tests";
+    "chunk_size_mb", Kind::Megabytes { at_least: 0, multiple_of: 2 }, "0",
+        sets!(chunk_size, Number(bytes) => bytes),
+        "largest physical chunk that growth creates, in MiB; 0 leaves it to the pool";
+    "roundup_power2_divisions", Kind::Divisions, "none",
+        sets!(round_up, Divisions(divisions) => divisions),
+        "round sizes up to this fraction of a power of two, for all or by size in MiB";
+    "garbage_collection_threshold", Kind::Fraction, "0.0", Effect::Nothing, "";
+    "max_split_size_mb", Kind::Megabytes { at_least: 20, multiple_of: 1 }, "none",
+        Effect::Nothing, "";
+    "max_non_split_rounding_mb", Kind::Megabytes { at_least: 20, multiple_of: 1 }, "20",
+        Effect::Nothing, "";
+    "large_segment_size_mb", Kind::Megabytes { at_least: 1, multiple_of: 1 }, "20",
+        Effect::Nothing, "";
+    "backend", Kind::Word(&["native", "cudaMallocAsync"]), "native", Effect::Nothing, "";
+    "release_lock_on_cudamalloc", Kind::Bool, "False", Effect::Nothing, "";
+    "throw_on_cudamalloc_oom", Kind::Bool, "False", Effect::Nothing, "";
+    "graph_capture_record_stream_reuse", Kind::Bool, "False", Effect::Nothing, "";
+    "pinned_use_cuda_host_register", Kind::Bool, "False", Effect::Nothing, "";
+    "pinned_num_register_threads", Kind::PowerOfTwo(128), "1", Effect::Nothing, "";
+    "pinned_use_background_threads", Kind::Bool, "False", Effect::Nothing, "";
+    "pinned_reserve_segment_size_mb", Kind::Megabytes { at_least: 1, multiple_of: 1 }, "none",
+        Effect::Nothing, "";
+    "pinned_free_catch_all", Kind::Bool, "False", Effect::Nothing, "";
+}
+
+impl Setting {
+    fn take(&self, variable: &str, text: &str, settings: &mut Settings, complaints: &mut Vec<String>) {
+        let Setting { key, default, .. } = self;
+        match (self.kind.parse(text), &self.effect) {
+            (Some(value), Effect::Sets(set)) => set(settings, value),
+            (Some(value), Effect::Nothing) => {
+                let default = self.kind.parse(default);
+                if default.is_none_or(|default| !default.equals(value)) {
+                    let text = shown(text);
+                    complaints.push(format!(
+                        "{variable}: {key}:{text} has no effect here: it is a setting of PyTorch's \
+                         own allocator"
+                    ));
+                }
+            }
+            (None, _) => complaints.push(format!(
+                "{variable}: {key}:{} is ignored: {key} takes {}; the default, {default}, is used",
+                shown(text),
+                self.kind.allowed(),
+            )),
+        }
+    }
+}
+
+impl Kind {
+    /// The value in `text`, which holds no white space.
+    fn parse(&self, text: &str) -> Option<Value> {
+        match self {
+            Kind::Bool => match text {
+                "True" => Some(Value::Bool(true)),
+                "False" => Some(Value::Bool(false)),
+                _ => None,
+            },
+            Kind::Fraction => {
+                let share = text.parse().ok()?;
+                (0.0..=1.0).contains(&share).then_some(Value::Fraction(share))
+            }
+            Kind::Size => bytes(text).filter(|bytes| *bytes > 0).map(Value::Number),
+            Kind::Megabytes { at_least, multiple_of } => {
+                let number = number(text)?;
+                let fits = number >= *at_least && number.is_multiple_of(*multiple_of);
+                number.checked_mul(MIB).filter(|_| fits).map(Value::Number)
+            }
+            Kind::PowerOfTwo(at_most) => {
+                let fits = |number: &usize| number.is_power_of_two() && number <= at_most;
+                number(text).filter(fits).map(Value::Number)
+            }
+            Kind::Word(words) => words.iter().position(|word| *word == text).map(Value::Word),
+            Kind::Divisions => RoundUp::parse(text).map(Value::Divisions),
+        }
+    }
+
+    /// What [`Kind::parse`] takes, as the end of "takes …".
+    fn allowed(&self) -> String {
+        match self {
+            Kind::Bool => "True or False".into(),
+            Kind::Fraction => "a number from 0.0 to 1.0".into(),
+            Kind::Size => "bytes, more than 0, such as 8GiB, 8192MiB or 8589934592".into(),
+            Kind::Megabytes { at_least, multiple_of: 1 } => {
+                format!("a whole number of MiB, {at_least} or more")
+            }
+            Kind::Megabytes { at_least, multiple_of } => {
+                format!("a whole number of MiB, {at_least} or more, in steps of {multiple_of}")
+            }
+            Kind::PowerOfTwo(at_most) => format!("a power of two up to {at_most}"),
+            Kind::Word(words) => words.join(" or "),
+            Kind::Divisions => {
+                "a power of two, or a list of SIZE_IN_MIB:POWER_OF_TWO_OR_0 such as \
+                 [256:1,512:2,>:4]"
+                    .into()
+            }
+        }
+    }
+}
+
+impl Value {
+    fn equals(self, other: Value) -> bool {
+        match (self, other) {
+            (Value::Bool(a), Value::Bool(b)) => a == b,
+            (Value::Fraction(a), Value::Fraction(b)) => a == b,
+            (Value::Number(a), Value::Number(b)) | (Value::Word(a), Value::Word(b)) => a == b,
+            (Value::Divisions(a), Value::Divisions(b)) => a == b,
+            _ => false,
+        }
+    }
+}
+
+/// PyTorch's `roundup_power2_divisions`: into how many steps the way from one power of two to the
+/// next is divided. Sizes are rounded up to a step, so that fewer different sizes are asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RoundUp {
+    /// Binary logarithm of the divisions, by [`RoundUp::interval`]; 0 for no rounding.
+    divisions: [u8; RoundUp::INTERVALS],
+}
+
+impl RoundUp {
+    /// Below 2 MiB, below 4 MiB, … and the last from 32 GiB up.
+    const INTERVALS: usize = 16;
+    /// Steps finer than PyTorch's smallest block round nothing.
+    const SMALLEST_STEP: usize = 512;
+
+    /// `size` in bytes, rounded up; unchanged where no rounding is set. What comes back, if it
+    /// differs, is a multiple of 512.
+    #[inline]
+    pub fn round_up(&self, size: usize) -> usize {
+        let divisions = self.divisions[RoundUp::interval(size)];
+        if divisions == 0
+            || size.is_power_of_two()
+            || size.saturating_sub(1) >> divisions < RoundUp::SMALLEST_STEP
+        {
+            return size;
+        }
+        let step = 1_usize << (size.ilog2() - u32::from(divisions));
+        size.checked_next_multiple_of(step).unwrap_or(size)
+    }
+
+    fn interval(size: usize) -> usize {
+        let mebibytes = size / MIB;
+        mebibytes.checked_ilog2().map_or(0, |log| (log as usize).min(RoundUp::INTERVALS - 1))
+    }
+
+    fn parse(text: &str) -> Option<RoundUp> {
+        let mut result = RoundUp::default();
+        let Some(list) = text.strip_prefix('[') else {
+            let divisions = number(text).filter(|number| number.is_power_of_two())?;
+            result.divisions.fill(divisions.ilog2() as u8);
+            return Some(result);
+        };
+        // The first interval also stands for everything below it, `>` for everything above the one
+        // named before it; what is named nowhere is not rounded.
+        let mut last = None;
+        for entry in list.strip_suffix(']')?.split(',') {
+            let (size, divisions) = entry.split_once(':')?;
+            let divisions = match number(divisions)? {
+                0 => 0,
+                divisions if divisions.is_power_of_two() => divisions.ilog2() as u8,
+                _ => return None,
+            };
+            if size == ">" {
+                result.divisions[last.map_or(1, |last| last + 1)..].fill(divisions);
+                continue;
+            }
+            let size = number(size).filter(|size| size.is_power_of_two())?;
+            let index = (size.ilog2() as usize).min(RoundUp::INTERVALS - 1);
+            let from = if last.is_none() { 0 } else { index };
+            result.divisions[from..=index].fill(divisions);
+            last = Some(index);
+        }
+        Some(result)
+    }
+}
+
+/// The pairs of `text`: parted by commas outside brackets.
+fn items(text: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0_usize;
+    text.split(move |c| {
+        match c {
+            '[' => depth += 1,
+            ']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        c == ',' && depth == 0
+    })
+    .filter(|item| !item.is_empty())
+}
+
+/// Digits and nothing else: `str::parse` would take a sign as well.
+fn number(text: &str) -> Option<usize> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+/// Bytes: a whole number, with or without B, KiB, MiB, GiB or TiB.
+fn bytes(text: &str) -> Option<usize> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (count, unit) = text.split_at(digits);
+    let scale = match unit {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        "TiB" => 1 << 40,
+        _ => return None,
+    };
+    number(count)?.checked_mul(scale)
+}
+
+/// A person's text as part of one line of ours: nothing that moves the cursor, and not too long.
+fn shown(text: &str) -> String {
+    const LONGEST: usize = 80;
+    let mut shown: String = text.chars().take(LONGEST).flat_map(char::escape_debug).collect();
+    if text.chars().nth(LONGEST).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+fn keys() -> String {
+    TABLE.iter().map(|setting| setting.key).collect::<Vec<_>>().join(", ")
+}
+
+/// The settings as the README shows them: a Markdown table, then the keys that have no effect.
+pub fn markdown() -> String {
+    let mut text = String::from("| key | default | values | meaning |\n| --- | --- | --- | --- |\n");
+    let (with_effect, without): (Vec<_>, Vec<_>) =
+        TABLE.iter().partition(|setting| matches!(setting.effect, Effect::Sets(_)));
+    for Setting { key, kind, default, doc, .. } in with_effect {
+        let allowed = kind.allowed();
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "| `{key}` | `{default}` | {allowed} | {doc} |");
+    }
+    let without: Vec<_> = without.iter().map(|setting| format!("`{}`", setting.key)).collect();
+    let _ = writeln!(
+        text,
+        "\nAccepted for PyTorch's sake, and named on standard error as having no effect when set \
+         to anything but PyTorch's default: {}.",
+        without.join(", ")
+    );
+    text
+}
+
+/// An environment variable, or `None` where it is not set or where the process runs with privileges
+/// that whoever set it may not have.
+pub fn variable(name: &str) -> Option<OsString> {
+    // SAFETY: getauxval only reads what the kernel handed to the process.
+    let elevated = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
+    std::env::var_os(name).filter(|_| !elevated)
+}
+
+/// The same as text.
+pub fn variable_text(name: &str) -> Option<String> {
+    Some(variable(name)?.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_says_what_the_defaults_are() {
+        let mut settings = Settings { chunk_size: 1, ..Settings::default() };
+        for setting in TABLE {
+            match (setting.kind.parse(setting.default), &setting.effect) {
+                (Some(value), Effect::Sets(set)) => set(&mut settings, value),
+                (Some(_), Effect::Nothing) => {}
+                (None, _) => assert_eq!(setting.default, "none", "{}", setting.key),
+            }
+        }
+        assert_eq!(settings, Settings::default());
+    }
+}

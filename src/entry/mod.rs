@@ -1,0 +1,6 @@
+//! The C functions, by what they serve.
+
+mod guard;
+mod python;
+mod start;
+mod stats;
