@@ -1,0 +1,264 @@
+//! Free blocks by size, for one stream: exact best fit in a bounded number of steps.
+//!
+//! Sizes fall into 64 bins per power of two. A bin holds its distinct sizes in ascending order,
+//! and each size its blocks, the first of them standing for the size. Up to 64 KiB a bin is one
+//! size; above, few distinct sizes of so large blocks fit into a device at once, so the walk
+//! inside a bin is short. A bitmap of two levels finds the next bin that is not empty.
+
+use super::BLOCK;
+use super::block::{BlockId, Blocks, NONE};
+
+const STEPS: u64 = 64;
+const STEP_BITS: u32 = STEPS.trailing_zeros();
+/// 64 exact bins, then 64 for each power of two up to [`super::LARGEST_REQUEST`] and beyond.
+const BINS: usize = 64 * 34;
+const WORDS: usize = BINS / 64;
+
+pub struct Bins {
+    /// Which words of `words` are not 0.
+    summary: u64,
+    words: [u64; WORDS],
+    heads: Box<[BlockId; BINS]>,
+}
+
+#[inline]
+fn bin_of(size: u64) -> usize {
+    let units = size / BLOCK;
+    if units < STEPS {
+        return units as usize;
+    }
+    let power = 63 - units.leading_zeros() - STEP_BITS;
+    (STEPS as usize) * power as usize + (units >> power) as usize
+}
+
+impl Bins {
+    pub fn new() -> Self {
+        Bins { summary: 0, words: [0; WORDS], heads: Box::new([NONE; BINS]) }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.summary == 0
+    }
+
+    /// The smallest block of at least `size` bytes, or `NONE`.
+    #[inline]
+    pub fn best(&self, blocks: &Blocks, size: u64) -> BlockId {
+        let bin = bin_of(size);
+        let mut at = self.heads[bin];
+        while at != NONE {
+            let block = &blocks[at];
+            if block.size >= size {
+                return at;
+            }
+            at = block.more;
+        }
+        match self.next_bin(bin + 1) {
+            Some(bin) => self.heads[bin],
+            None => NONE,
+        }
+    }
+
+    #[inline]
+    fn next_bin(&self, from: usize) -> Option<usize> {
+        let word = from / 64;
+        if word >= WORDS {
+            return None;
+        }
+        let here = self.words[word] & (!0 << (from % 64));
+        if here != 0 {
+            return Some(word * 64 + here.trailing_zeros() as usize);
+        }
+        let later = self.summary & (!0u64).checked_shl(word as u32 + 1).unwrap_or(0);
+        if later == 0 {
+            return None;
+        }
+        let word = later.trailing_zeros() as usize;
+        Some(word * 64 + self.words[word].trailing_zeros() as usize)
+    }
+
+    #[inline]
+    pub fn insert(&mut self, blocks: &mut Blocks, id: BlockId) {
+        let (size, address) = (blocks[id].size, blocks[id].address);
+        let bin = bin_of(size);
+        let (mut less, mut at) = (NONE, self.heads[bin]);
+        while at != NONE && blocks[at].size < size {
+            less = at;
+            at = blocks[at].more;
+        }
+        if at != NONE && blocks[at].size == size {
+            // The lowest address stands first, the others in no order.
+            if address < blocks[at].address {
+                let (less, more) = (blocks[at].less, blocks[at].more);
+                blocks[id].same_prev = NONE;
+                blocks[id].same_next = at;
+                blocks[at].same_prev = id;
+                self.place(blocks, bin, id, less, more);
+            } else {
+                let after = blocks[at].same_next;
+                blocks[id].same_prev = at;
+                blocks[id].same_next = after;
+                blocks[at].same_next = id;
+                if after != NONE {
+                    blocks[after].same_prev = id;
+                }
+            }
+            return;
+        }
+        blocks[id].same_prev = NONE;
+        blocks[id].same_next = NONE;
+        self.place(blocks, bin, id, less, at);
+        self.words[bin / 64] |= 1 << (bin % 64);
+        self.summary |= 1 << (bin / 64);
+    }
+
+    #[inline]
+    pub fn remove(&mut self, blocks: &mut Blocks, id: BlockId) {
+        let block = blocks[id];
+        if block.same_next != NONE {
+            blocks[block.same_next].same_prev = block.same_prev;
+        }
+        if block.same_prev != NONE {
+            blocks[block.same_prev].same_next = block.same_next;
+            return;
+        }
+        let bin = bin_of(block.size);
+        if block.same_next != NONE {
+            self.place(blocks, bin, block.same_next, block.less, block.more);
+            return;
+        }
+        if block.more != NONE {
+            blocks[block.more].less = block.less;
+        }
+        if block.less != NONE {
+            blocks[block.less].more = block.more;
+            return;
+        }
+        self.heads[bin] = block.more;
+        if block.more == NONE {
+            self.words[bin / 64] &= !(1 << (bin % 64));
+            if self.words[bin / 64] == 0 {
+                self.summary &= !(1 << (bin / 64));
+            }
+        }
+    }
+
+    /// Makes `id` stand for its size between two others of its bin.
+    #[inline]
+    fn place(&mut self, blocks: &mut Blocks, bin: usize, id: BlockId, less: BlockId, more: BlockId) {
+        blocks[id].less = less;
+        blocks[id].more = more;
+        match less {
+            NONE => self.heads[bin] = id,
+            _ => blocks[less].more = id,
+        }
+        if more != NONE {
+            blocks[more].less = id;
+        }
+    }
+
+    /// The largest block, or `NONE`.
+    pub fn largest(&self, blocks: &Blocks) -> BlockId {
+        self.descending(blocks).next().unwrap_or(NONE)
+    }
+
+    /// Every block, the larger bins first; inside a bin in no order but the largest first.
+    pub fn descending<'a>(&'a self, blocks: &'a Blocks) -> impl Iterator<Item = BlockId> + 'a {
+        self.bins().rev().flat_map(move |bin| {
+            let mut last = self.heads[bin];
+            while blocks[last].more != NONE {
+                last = blocks[last].more;
+            }
+            chain(last, move |id| blocks[id].less)
+                .flat_map(move |size| chain(size, move |id| blocks[id].same_next))
+        })
+    }
+
+    /// Every block of at least `size` bytes, the smaller sizes first.
+    pub fn ascending<'a>(
+        &'a self,
+        blocks: &'a Blocks,
+        size: u64,
+    ) -> impl Iterator<Item = BlockId> + 'a {
+        let from = bin_of(size);
+        self.bins()
+            .filter(move |bin| *bin >= from)
+            .flat_map(move |bin| {
+                chain(self.heads[bin], move |id| blocks[id].more)
+                    .flat_map(move |size| chain(size, move |id| blocks[id].same_next))
+            })
+            .filter(move |id| blocks[*id].size >= size)
+    }
+
+    fn bins(&self) -> impl DoubleEndedIterator<Item = usize> + '_ {
+        (0..WORDS).filter(|word| self.words[*word] != 0).flat_map(move |word| {
+            (0..64).filter(move |bit| self.words[word] >> bit & 1 == 1).map(move |bit| word * 64 + bit)
+        })
+    }
+}
+
+fn chain(
+    first: BlockId,
+    next: impl Fn(BlockId) -> BlockId + Copy,
+) -> impl Iterator<Item = BlockId> {
+    std::iter::successors((first != NONE).then_some(first), move |id| {
+        let next = next(*id);
+        (next != NONE).then_some(next)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::block::State;
+
+    #[test]
+    fn bins_are_in_order_and_exact_where_promised() {
+        let mut last = 0;
+        for units in 1..1u64 << 20 {
+            let bin = bin_of(units * BLOCK);
+            assert!(bin == last || bin == last + 1, "{units}");
+            assert!(units >= 128 || bin == units as usize);
+            last = bin;
+        }
+        assert!(bin_of(crate::core::LARGEST_REQUEST) < BINS);
+    }
+
+    #[test]
+    fn agrees_with_a_sorted_set_over_a_random_run() {
+        let (mut blocks, mut bins) = (Blocks::new(), Bins::new());
+        let mut set = std::collections::BTreeSet::new();
+        let mut x = 88172645463325252u64;
+        let mut random = move || {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            x
+        };
+        for step in 0..100_000u64 {
+            let size = BLOCK * (1 + (random() % 400) * (1 << (random() % 12)));
+            if random() % 100 < 45 {
+                let id = blocks.add(step * (1 << 30), size, 0, State::Free);
+                bins.insert(&mut blocks, id);
+                set.insert((size, id));
+            } else {
+                let best = bins.best(&blocks, size);
+                let want = set.range((size, 0)..).next().map(|(size, _)| *size);
+                assert_eq!((best != NONE).then(|| blocks[best].size), want);
+                if best != NONE {
+                    bins.remove(&mut blocks, best);
+                    assert!(set.remove(&(blocks[best].size, best)));
+                    blocks.remove(best);
+                }
+            }
+        }
+        assert!(!set.is_empty());
+        let mut up: Vec<_> = bins.ascending(&blocks, BLOCK).map(|id| blocks[id].size).collect();
+        assert_eq!(up, set.iter().map(|(size, _)| *size).collect::<Vec<_>>());
+        up.reverse();
+        assert_eq!(bins.descending(&blocks).map(|id| blocks[id].size).collect::<Vec<_>>(), up);
+        for (_, id) in set {
+            bins.remove(&mut blocks, id);
+        }
+        assert!(bins.is_empty());
+    }
+}

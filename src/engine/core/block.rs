@@ -1,0 +1,131 @@
+//! Blocks: one node for each piece of mapped memory, used or free, linked to its neighbours in
+//! address order. All nodes lie in one array and name each other by index, one cache line each.
+
+use std::ops::{Index, IndexMut};
+
+/// An index into [`Blocks`].
+pub type BlockId = u32;
+
+/// No block.
+pub const NONE: BlockId = u32::MAX;
+
+/// What a block is at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// A node that is not in use.
+    Vacant,
+    /// Free memory; `slot` says which stream may take it without waiting.
+    Free,
+    /// Handed out.
+    Live,
+    /// Given back by the program while other streams may still use it.
+    Pending,
+}
+
+/// One piece of mapped memory.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub struct Block {
+    pub address: u64,
+    pub size: u64,
+    /// Live: the bytes asked for. Free: when it was freed, on its stream's own count.
+    pub detail: u64,
+    /// The neighbours in address order, where their memory touches this block's.
+    pub prev: BlockId,
+    pub next: BlockId,
+    /// Free blocks of exactly this size, in a bin; see `bins`.
+    pub same_prev: BlockId,
+    pub same_next: BlockId,
+    /// The next smaller and larger size in the bin, kept by the first block of a size.
+    pub less: BlockId,
+    pub more: BlockId,
+    /// Free: neighbours in the order of being freed; see `stream`.
+    pub older: BlockId,
+    pub newer: BlockId,
+    /// The stream slot that allocated it or freed it last.
+    pub slot: u16,
+    pub state: State,
+    /// Live: other streams were recorded on it.
+    pub shared: bool,
+}
+
+impl Block {
+    pub fn end(&self) -> u64 {
+        self.address + self.size
+    }
+}
+
+const VACANT: Block = Block {
+    address: 0,
+    size: 0,
+    detail: 0,
+    prev: NONE,
+    next: NONE,
+    same_prev: NONE,
+    same_next: NONE,
+    less: NONE,
+    more: NONE,
+    older: NONE,
+    newer: NONE,
+    slot: 0,
+    state: State::Vacant,
+    shared: false,
+};
+
+/// All nodes; vacant ones are chained through `next` and used again.
+pub struct Blocks {
+    nodes: Vec<Block>,
+    vacant: BlockId,
+}
+
+impl Blocks {
+    pub fn new() -> Self {
+        Blocks { nodes: Vec::new(), vacant: NONE }
+    }
+
+    /// A node for the given memory, linked to nothing.
+    #[inline]
+    pub fn add(&mut self, address: u64, size: u64, slot: u16, state: State) -> BlockId {
+        let block = Block { address, size, slot, state, ..VACANT };
+        if self.vacant == NONE {
+            self.nodes.push(block);
+            return (self.nodes.len() - 1) as BlockId;
+        }
+        let id = self.vacant;
+        self.vacant = self.nodes[id as usize].next;
+        self.nodes[id as usize] = block;
+        id
+    }
+
+    #[inline]
+    pub fn remove(&mut self, id: BlockId) {
+        let node = &mut self.nodes[id as usize];
+        node.state = State::Vacant;
+        node.next = self.vacant;
+        self.vacant = id;
+    }
+
+    /// Every node in use.
+    pub fn iter(&self) -> impl Iterator<Item = (BlockId, &Block)> {
+        self.nodes
+            .iter()
+            .enumerate()
+            .filter(|(_, block)| block.state != State::Vacant)
+            .map(|(id, block)| (id as BlockId, block))
+    }
+}
+
+impl Index<BlockId> for Blocks {
+    type Output = Block;
+    #[inline]
+    fn index(&self, id: BlockId) -> &Block {
+        &self.nodes[id as usize]
+    }
+}
+
+impl IndexMut<BlockId> for Blocks {
+    #[inline]
+    fn index_mut(&mut self, id: BlockId) -> &mut Block {
+        &mut self.nodes[id as usize]
+    }
+}

@@ -1,0 +1,165 @@
+//! The invariant walker: tests call it after every operation. Nothing here runs in production.
+
+use super::block::{BlockId, NONE, State};
+use super::gpu::Gpu;
+use super::pool::Pool;
+use super::stream::IDLE;
+use std::collections::{BTreeMap, HashSet};
+
+/// An invariant that does not hold, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Broken(pub String);
+
+macro_rules! hold {
+    ($condition:expr, $($message:tt)*) => {
+        if !$condition {
+            return Err(Broken(format!($($message)*)));
+        }
+    };
+}
+
+impl<G: Gpu> Pool<G> {
+    /// Walks everything. Holds when every mapped byte belongs to exactly one block, the links are
+    /// in address order, the free lists and the table hold exactly what they should, and the
+    /// counters agree with a count made here.
+    pub fn check(&self) -> Result<(), Broken> {
+        let mut by_address: BTreeMap<u64, BlockId> = BTreeMap::new();
+        for (id, block) in self.blocks.iter() {
+            hold!(block.size > 0 && block.size % super::BLOCK == 0, "block {id} has size {}", block.size);
+            hold!(by_address.insert(block.address, id).is_none(), "two blocks at {:#x}", block.address);
+        }
+        let mut homes: BTreeMap<u64, u64> =
+            self.chunks.iter().map(|chunk| (chunk.home, chunk.size)).collect();
+        homes.extend(&self.segments);
+        self.check_links(&by_address)?;
+        self.check_cover(&by_address, &homes)?;
+        self.check_lists()?;
+        self.check_counters(&homes)?;
+        let stale: u64 = self.chunks.stale.iter().map(|old| self.chunks.get(old.chunk).size).sum();
+        let mapped: u64 = self.chunks.iter().map(|chunk| chunk.size).sum::<u64>() + stale;
+        hold!(
+            self.space.unmapped() + mapped == self.space.reserved(),
+            "gaps {} and mappings {mapped} are not the {} bytes of addresses",
+            self.space.unmapped(),
+            self.space.reserved()
+        );
+        hold!(self.counters.stale_bytes == stale, "stale bytes");
+        hold!(self.counters.stale == self.chunks.stale.len() as u64, "stale mappings");
+        Ok(())
+    }
+
+    fn check_links(&self, by_address: &BTreeMap<u64, BlockId>) -> Result<(), Broken> {
+        for (&address, &id) in by_address {
+            let block = &self.blocks[id];
+            if block.next != NONE {
+                let next = &self.blocks[block.next];
+                hold!(next.state != State::Vacant, "block {address:#x} is followed by a vacant node");
+                hold!(next.prev == id, "the block after {address:#x} does not point back");
+                hold!(next.address == block.end(), "a gap after {address:#x} is linked over");
+                let joinable = block.state == State::Free && next.state == State::Free
+                    && block.slot == next.slot;
+                hold!(!joinable, "two holes of one stream side by side at {:#x}", next.address);
+            }
+            if block.prev != NONE {
+                hold!(self.blocks[block.prev].next == id, "the block before {address:#x} differs");
+            }
+        }
+        if self.tail != NONE {
+            let tail = &self.blocks[self.tail];
+            hold!(tail.state != State::Vacant, "the tail is a vacant node");
+            hold!(tail.end() == self.cursor, "the tail ends at {:#x}, not the cursor", tail.end());
+        }
+        Ok(())
+    }
+
+    /// Chunks at home and blocks cover the same bytes, and neither overlap.
+    fn check_cover(
+        &self,
+        by_address: &BTreeMap<u64, BlockId>,
+        homes: &BTreeMap<u64, u64>,
+    ) -> Result<(), Broken> {
+        let merge = |parts: &mut dyn Iterator<Item = (u64, u64)>| {
+            let mut runs: Vec<(u64, u64)> = Vec::new();
+            for (start, end) in parts {
+                match runs.last_mut() {
+                    Some(last) if start < last.1 => return Err(Broken(format!("overlap at {start:#x}"))),
+                    Some(last) if start == last.1 => last.1 = end,
+                    _ => runs.push((start, end)),
+                }
+            }
+            Ok(runs)
+        };
+        let blocks = merge(&mut by_address.values().map(|id| {
+            let block = &self.blocks[*id];
+            (block.address, block.end())
+        }))?;
+        let chunks = merge(&mut homes.iter().map(|(start, size)| (*start, start + size)))?;
+        hold!(blocks == chunks, "blocks cover {blocks:x?} but chunks {chunks:x?}");
+        for chunk in self.chunks.iter() {
+            let id = self.chunks.at(chunk.home).map(|id| self.chunks.get(id).home);
+            hold!(id == Some(chunk.home), "the chunk at {:#x} is not found there", chunk.home);
+            let ups = self.chunks.stale.iter().filter(|old| self.chunks.get(old.chunk).home == chunk.home);
+            hold!(ups.count() == chunk.stale as usize, "stale mappings of {:#x}", chunk.home);
+        }
+        Ok(())
+    }
+
+    fn check_lists(&self) -> Result<(), Broken> {
+        let mut listed = HashSet::new();
+        for (slot, it) in self.slots.iter() {
+            for id in it.bins.ascending(&self.blocks, super::BLOCK) {
+                let block = &self.blocks[id];
+                hold!(block.state == State::Free && block.slot == slot, "slot {slot} lists block {id}");
+                hold!(slot == IDLE || block.detail <= it.clock, "block {id} was freed in the future");
+                hold!(listed.insert(id), "block {id} is listed twice");
+            }
+            let mut at = it.oldest();
+            let mut count = 0;
+            while let Some(id) = at {
+                hold!(self.blocks[id].slot == slot, "slot {slot} remembers block {id}");
+                count += 1;
+                at = (self.blocks[id].newer != NONE).then(|| self.blocks[id].newer);
+            }
+            let holes = it.bins.ascending(&self.blocks, super::BLOCK).count();
+            hold!(count == holes, "slot {slot} has {holes} holes but remembers {count}");
+            let live = self.blocks.iter().filter(|(_, block)| {
+                block.slot == slot && matches!(block.state, State::Live | State::Pending)
+            });
+            let live = live.count() as u64;
+            hold!(live == it.live, "slot {slot} counts {} live blocks of {live}", it.live);
+        }
+        let free = self.blocks.iter().filter(|(_, block)| block.state == State::Free).count();
+        hold!(free == listed.len(), "{free} holes, {} of them listed", listed.len());
+        let mut live = 0;
+        for (id, block) in self.blocks.iter().filter(|(_, block)| block.state == State::Live) {
+            hold!(self.table.get(block.address) == id, "block {:#x} is not in the table", block.address);
+            live += 1;
+        }
+        hold!(live == self.table.len(), "the table has {} entries for {live}", self.table.len());
+        Ok(())
+    }
+
+    fn check_counters(&self, homes: &BTreeMap<u64, u64>) -> Result<(), Broken> {
+        let sum = |states: &[State]| -> (u64, u64) {
+            let of = self.blocks.iter().filter(|(_, block)| states.contains(&block.state));
+            of.fold((0, 0), |(count, bytes), (_, block)| (count + 1, bytes + block.size))
+        };
+        let all = &self.counters.all;
+        for (name, count, bytes, states) in [
+            ("allocated", &all.allocation, &all.allocated_bytes, &[State::Live][..]),
+            ("active", &all.active, &all.active_bytes, &[State::Live, State::Pending]),
+            ("inactive", &all.inactive_split, &all.inactive_split_bytes, &[State::Free]),
+        ] {
+            let now = (count.current, bytes.current);
+            hold!(now == sum(states), "{name}: counted {now:?}, found {:?}", sum(states));
+        }
+        let (reserved, segments) = (all.reserved_bytes.current, all.segment.current);
+        hold!(reserved == homes.values().sum::<u64>(), "reserved: counted {reserved}");
+        hold!(segments == homes.len() as u64, "segments: counted {segments}");
+        hold!(
+            reserved == all.active_bytes.current + all.inactive_split_bytes.current,
+            "reserved is not active plus inactive"
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,154 @@
+//! Chunks: physical memory, where it is at home, and what old mappings of it are still up.
+
+use super::gpu::Handle;
+use std::collections::VecDeque;
+
+/// An index into [`Chunks`].
+pub type ChunkId = u32;
+
+const NO_CHUNK: ChunkId = u32::MAX;
+
+/// One chunk of physical memory.
+#[derive(Clone, Copy)]
+pub struct Chunk {
+    pub handle: Handle,
+    pub size: u64,
+    /// Where its bytes are carved into blocks.
+    pub home: u64,
+    /// How many mappings besides the one at home are still up.
+    pub stale: u32,
+}
+
+/// An old mapping: still up, not used by any block, to be taken down once `slot` has got past
+/// `until`.
+#[derive(Clone, Copy)]
+pub struct Stale {
+    pub chunk: ChunkId,
+    pub address: u64,
+    pub slot: u16,
+    pub until: u64,
+}
+
+/// Which chunk is at home at each granule of one reserved range.
+struct Range {
+    start: u64,
+    granules: Vec<ChunkId>,
+}
+
+/// All chunks that are held.
+pub struct Chunks {
+    granularity: u64,
+    list: Vec<Chunk>,
+    vacant: Vec<ChunkId>,
+    ranges: Vec<Range>,
+    /// Old mappings, the oldest first.
+    pub stale: VecDeque<Stale>,
+    held: usize,
+}
+
+impl Chunks {
+    pub fn new(granularity: u64) -> Self {
+        Chunks {
+            granularity: granularity.max(1),
+            list: Vec::new(),
+            vacant: Vec::new(),
+            ranges: Vec::new(),
+            stale: VecDeque::new(),
+            held: 0,
+        }
+    }
+
+    pub fn add_range(&mut self, start: u64, size: u64) {
+        let granules = vec![NO_CHUNK; (size / self.granularity) as usize];
+        self.ranges.push(Range { start, granules });
+    }
+
+    /// How many chunks are held.
+    pub fn len(&self) -> usize {
+        self.held
+    }
+
+    pub fn get(&self, id: ChunkId) -> &Chunk {
+        &self.list[id as usize]
+    }
+
+    pub fn get_mut(&mut self, id: ChunkId) -> &mut Chunk {
+        &mut self.list[id as usize]
+    }
+
+    /// Every chunk that is held.
+    pub fn iter(&self) -> impl Iterator<Item = &Chunk> {
+        self.list.iter().filter(|chunk| chunk.size != 0)
+    }
+
+    /// A new chunk at `home`.
+    pub fn add(&mut self, handle: Handle, size: u64, home: u64) -> ChunkId {
+        let chunk = Chunk { handle, size, home, stale: 0 };
+        let id = match self.vacant.pop() {
+            Some(id) => {
+                self.list[id as usize] = chunk;
+                id
+            }
+            None => {
+                self.list.push(chunk);
+                (self.list.len() - 1) as ChunkId
+            }
+        };
+        self.held += 1;
+        self.note(home, size, id);
+        id
+    }
+
+    /// The chunk is at home elsewhere from now on.
+    pub fn move_home(&mut self, id: ChunkId, home: u64) {
+        let Chunk { home: old, size, .. } = self.list[id as usize];
+        self.note(old, size, NO_CHUNK);
+        self.note(home, size, id);
+        self.list[id as usize].home = home;
+    }
+
+    /// The chunk is gone.
+    pub fn remove(&mut self, id: ChunkId) {
+        let Chunk { home, size, .. } = self.list[id as usize];
+        self.note(home, size, NO_CHUNK);
+        self.list[id as usize].size = 0;
+        self.vacant.push(id);
+        self.held -= 1;
+    }
+
+    fn note(&mut self, address: u64, size: u64, id: ChunkId) {
+        let granularity = self.granularity;
+        if let Some(range) = self.ranges.iter_mut().find(|range| {
+            (range.start..range.start + range.granules.len() as u64 * granularity).contains(&address)
+        }) {
+            let first = ((address - range.start) / granularity) as usize;
+            range.granules[first..first + (size / granularity) as usize].fill(id);
+        }
+    }
+
+    /// The chunk that is at home around `address`.
+    pub fn at(&self, address: u64) -> Option<ChunkId> {
+        self.ranges.iter().find_map(|range| {
+            let granule = address.checked_sub(range.start)? / self.granularity;
+            let id = *range.granules.get(granule as usize)?;
+            (id != NO_CHUNK).then_some(id)
+        })
+    }
+
+    /// The chunks that lie wholly inside `start..end`, in address order.
+    pub fn inside(&self, start: u64, end: u64) -> impl Iterator<Item = ChunkId> + '_ {
+        let mut at = start;
+        std::iter::from_fn(move || {
+            while at < end {
+                let id = self.at(at)?;
+                let chunk = &self.list[id as usize];
+                let (from, to) = (chunk.home, chunk.home + chunk.size);
+                at = to;
+                if from >= start && to <= end {
+                    return Some(id);
+                }
+            }
+            None
+        })
+    }
+}

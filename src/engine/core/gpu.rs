@@ -1,0 +1,59 @@
+//! What the pool asks of a GPU. The runtime implements it over a driver table; tests over a toy.
+
+/// A chunk of physical memory, as the driver names it.
+pub type Handle = u64;
+
+/// A point on a stream that can be asked about.
+pub type Event = u64;
+
+/// Why a call that would take memory or addresses did not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The device has no memory left.
+    OutOfMemory,
+    /// The limit that was set for this process would be passed.
+    OverLimit,
+    /// The driver answered with another error (its `CUresult`).
+    Failed(u32),
+}
+
+/// The calls that the pool makes. All sizes are bytes; all addresses are device addresses.
+///
+/// A call that fails has changed nothing.
+pub trait Gpu {
+    /// The smallest chunk, and what every chunk is a multiple of; a power of two.
+    /// 0 where the device cannot map memory: then only [`Gpu::allocate`] is used.
+    fn granularity(&self) -> u64;
+    /// How many bytes of addresses to reserve at a time.
+    fn reach(&self) -> u64;
+
+    /// Takes `size` bytes of physical memory.
+    fn create(&mut self, size: u64) -> Result<Handle, Refusal>;
+    /// Gives a chunk back. Its memory is free once no mapping of it is left.
+    fn release(&mut self, chunk: Handle, size: u64);
+    /// Reserves `size` bytes of addresses.
+    fn reserve(&mut self, size: u64) -> Result<u64, Refusal>;
+    /// Gives reserved addresses back; nothing is mapped there any more.
+    fn unreserve(&mut self, address: u64, size: u64);
+    /// Maps a whole chunk at `address`, readable and writable. Does not wait for the GPU.
+    fn map(&mut self, address: u64, size: u64, chunk: Handle) -> Result<(), Refusal>;
+    /// Takes a mapping down. The caller knows that no work uses it any more.
+    fn unmap(&mut self, address: u64, size: u64) -> Result<(), Refusal>;
+
+    /// Takes plain device memory, where memory cannot be mapped or the user does not want it.
+    fn allocate(&mut self, size: u64) -> Result<u64, Refusal>;
+    /// Gives plain device memory back. The caller knows that no work uses it any more.
+    fn free(&mut self, address: u64, size: u64);
+
+    /// Marks the present end of the work on a stream. `None` where that is not possible just now
+    /// (the stream is being captured, has been destroyed, or belongs to another thread).
+    fn record(&mut self, stream: crate::core::StreamKey) -> Option<Event>;
+    /// Whether all work before the event is done. Never waits.
+    fn passed(&mut self, event: Event) -> bool;
+    /// Waits until all work before the event is done. False where waiting is not possible.
+    fn wait(&mut self, event: Event) -> bool;
+    /// The event is not needed any more.
+    fn forget(&mut self, event: Event);
+    /// Waits until the device is idle. False where waiting is not possible (a capture is on).
+    fn synchronize(&mut self) -> bool;
+}

@@ -1,0 +1,37 @@
+//! The pool: which bytes are whose. Pure policy over the [`Gpu`] seam: nothing here locks, calls
+//! CUDA or holds unsafe code.
+//!
+//! Physical memory and addresses are two things. Physical memory comes in *chunks*; a chunk is
+//! mapped at one *home* address at a time, where its bytes are carved into *blocks*. Chunks whose
+//! bytes are all free can move: they are mapped a second time where a large request needs one
+//! contiguous range, and the old mapping is taken down later, when the work that used it is done.
+
+#![deny(unsafe_code)]
+
+mod bins;
+mod block;
+mod check;
+mod chunk;
+mod counters;
+mod gpu;
+mod pool;
+mod space;
+mod stream;
+mod table;
+
+pub use check::Broken;
+pub use counters::{Class, Counters, Flow, Usage};
+pub use gpu::{Event, Gpu, Handle, Refusal};
+pub use pool::{Policy, Pool, Shortage, Unknown};
+pub use stream::StreamKey;
+
+/// Every block starts at, and is rounded up to, a multiple of this many bytes, as in PyTorch's
+/// allocator (`kMinBlockSize` in its `CUDACachingAllocator`).
+pub const BLOCK: u64 = 512;
+
+/// Requests up to this many bytes count as `small_pool` in the statistics, as in PyTorch
+/// (`kSmallSize`). The pool itself makes no difference between small and large.
+pub const SMALL: u64 = 1 << 20;
+
+/// No request above this is looked at: more than any device has, and far from overflow.
+pub const LARGEST_REQUEST: u64 = 1 << 46;

@@ -1,0 +1,108 @@
+//! Addresses: what is reserved, and which parts of it hold no mapping.
+
+use std::collections::BTreeMap;
+
+/// Reserved ranges and the gaps in them.
+#[derive(Default)]
+pub struct Space {
+    /// Start and size of every reservation.
+    pub ranges: Vec<(u64, u64)>,
+    /// Start and size of every stretch without a mapping. Two gaps of one range never touch.
+    gaps: BTreeMap<u64, u64>,
+}
+
+impl Space {
+    /// Adds a reservation, all of it a gap.
+    pub fn add(&mut self, start: u64, size: u64) {
+        self.ranges.push((start, size));
+        self.gaps.insert(start, size);
+    }
+
+    /// How many bytes from `address` on hold no mapping.
+    pub fn gap_at(&self, address: u64) -> u64 {
+        match self.gaps.range(..=address).next_back() {
+            Some((start, size)) if start + size > address => start + size - address,
+            _ => 0,
+        }
+    }
+
+    /// Start and size of the largest gap.
+    pub fn largest_gap(&self) -> Option<(u64, u64)> {
+        self.gaps.iter().map(|(start, size)| (*start, *size)).max_by_key(|(_, size)| *size)
+    }
+
+    /// A mapping was made inside a gap.
+    pub fn take(&mut self, address: u64, size: u64) {
+        let Some((start, length)) =
+            self.gaps.range(..=address).next_back().map(|(start, size)| (*start, *size))
+        else {
+            return;
+        };
+        self.gaps.remove(&start);
+        if start < address {
+            self.gaps.insert(start, address - start);
+        }
+        let end = address + size;
+        if end < start + length {
+            self.gaps.insert(end, start + length - end);
+        }
+    }
+
+    /// A mapping was taken down.
+    pub fn give(&mut self, address: u64, size: u64) {
+        let (mut start, mut end) = (address, address + size);
+        let limits = self.range_of(address);
+        if let Some((before, length)) = self.gaps.range(..start).next_back().map(|(s, l)| (*s, *l))
+            && before + length == start
+            && before >= limits.0
+        {
+            self.gaps.remove(&before);
+            start = before;
+        }
+        if end < limits.1
+            && let Some(length) = self.gaps.remove(&end)
+        {
+            end += length;
+        }
+        self.gaps.insert(start, end - start);
+    }
+
+    /// Start and end of the reservation around `address`.
+    pub fn range_of(&self, address: u64) -> (u64, u64) {
+        self.ranges
+            .iter()
+            .find(|(start, size)| (*start..start + size).contains(&address))
+            .map_or((0, 0), |(start, size)| (*start, start + size))
+    }
+
+    /// Bytes of all gaps together, for the invariant walker.
+    pub fn unmapped(&self) -> u64 {
+        self.gaps.values().sum()
+    }
+
+    pub fn reserved(&self) -> u64 {
+        self.ranges.iter().map(|(_, size)| size).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_split_and_join_and_stay_inside_their_range() {
+        let mut space = Space::default();
+        space.add(1000, 100);
+        space.add(1100, 50);
+        assert_eq!(space.gap_at(1000), 100);
+        space.take(1020, 10);
+        assert_eq!((space.gap_at(1000), space.gap_at(1020), space.gap_at(1030)), (20, 0, 70));
+        assert_eq!(space.largest_gap(), Some((1030, 70)));
+        space.give(1020, 10);
+        assert_eq!((space.gap_at(1000), space.gap_at(1099), space.gap_at(1100)), (100, 1, 50));
+        space.take(1100, 10);
+        space.give(1100, 10);
+        assert_eq!((space.gap_at(1090), space.gap_at(1100)), (10, 50));
+        assert_eq!((space.unmapped(), space.reserved()), (150, 150));
+    }
+}
