@@ -83,11 +83,11 @@ static WRITE_STATISTICS: Method = Method(std::cell::UnsafeCell::new(MethodDef {
     doc: ptr::null(),
 }));
 
-const EXIT: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("exit.py"), "\0").as_bytes())
-{
-    Ok(text) => text,
-    Err(_) => panic!("exit.py holds a zero"),
-};
+const EXIT: &CStr =
+    match CStr::from_bytes_with_nul(concat!(include_str!("exit.py"), "\0").as_bytes()) {
+        Ok(text) => text,
+        Err(_) => panic!("exit.py holds a zero"),
+    };
 
 /// Asks the interpreter to make `os._exit` write the statistics, if there is one and it runs. May be
 /// called again, from any thread: once it has been asked, nothing more happens.
@@ -96,7 +96,9 @@ pub fn schedule() {
     if ASKED.load(Ordering::Relaxed) {
         return;
     }
-    let Some(python) = Interpreter::find() else { return };
+    let Some(python) = Interpreter::find() else {
+        return;
+    };
     // SAFETY: both may be called from any thread, the second in an initialised interpreter.
     unsafe {
         if (python.Py_IsInitialized)() != 0
@@ -161,6 +163,8 @@ unsafe extern "C" fn write_statistics(_: Object, _: Object) -> Object {
     guard(ptr::null_mut(), || {
         let python = Interpreter::find();
         // SAFETY: Python called, so it is there and its lock is held.
-        python.map_or(ptr::null_mut(), |python| unsafe { (python.PyLong_FromLong)(0) })
+        python.map_or(ptr::null_mut(), |python| unsafe {
+            (python.PyLong_FromLong)(0)
+        })
     })
 }

@@ -34,26 +34,39 @@ pub fn write(
     text: impl FnOnce() -> String,
 ) -> Result<(), Failure> {
     let _one = WRITING.try_lock_for(deadline).ok_or_else(|| {
-        failure(path, libc::EBUSY, "another thread has been writing it for too long")
+        failure(
+            path,
+            libc::EBUSY,
+            "another thread has been writing it for too long",
+        )
     })?;
     check(path)?;
     let mut text = text();
     text.push('\n');
     replace(path, text.as_bytes()).map_err(|error| {
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
-        failure(path, errno, &io::Error::from_raw_os_error(errno).to_string())
+        failure(
+            path,
+            errno,
+            &io::Error::from_raw_os_error(errno).to_string(),
+        )
     })
 }
 
 fn failure(path: &Path, errno: i32, why: &str) -> Failure {
-    Failure { errno, line: format!("statistics not written to {path:?}: {why}") }
+    Failure {
+        errno,
+        line: format!("statistics not written to {path:?}: {why}"),
+    }
 }
 
 /// That `path` is free, or a regular file of ours. (Whoever puts a link there afterwards loses it:
 /// a rename replaces the link and does not follow it.)
 fn check(path: &Path) -> Result<(), Failure> {
     let refuse = |errno, why| Err(failure(path, errno, why));
-    let Ok(there) = fs::symlink_metadata(path) else { return Ok(()) };
+    let Ok(there) = fs::symlink_metadata(path) else {
+        return Ok(());
+    };
     // SAFETY: geteuid has no preconditions.
     let user = unsafe { libc::geteuid() };
     if there.file_type().is_symlink() {

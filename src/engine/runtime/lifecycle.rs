@@ -111,7 +111,9 @@ pub fn first_use() {
 #[cold]
 fn first_use_ever() {
     let first = STATE.compare_exchange(UNUSED, USED, Ordering::Relaxed, Ordering::Relaxed);
-    let Some(pattern) = PATTERN.get().filter(|_| first.is_ok()) else { return };
+    let Some(pattern) = PATTERN.get().filter(|_| first.is_ok()) else {
+        return;
+    };
     // A child that began afresh may not write over what its parent may want to write, too.
     if FORKED.load(Ordering::Relaxed) && !dump::names_process(pattern) {
         return;
@@ -140,13 +142,13 @@ fn path_to_write() -> Option<&'static PathBuf> {
 pub fn before_exit() {
     if let Some(path) = path_to_write() {
         term::give_way();
-        write(path);
+        write(path, || stats::json(PATIENCE));
     }
 }
 
-fn write(path: &Path) {
+fn write(path: &Path, text: impl FnOnce() -> String) {
     static SAID: AtomicBool = AtomicBool::new(false);
-    if let Err(failure) = dump::write(path, PATIENCE, || stats::json(PATIENCE)) {
+    if let Err(failure) = dump::write(path, PATIENCE, text) {
         message::say_once(&SAID, || format!("{VARIABLE}: {}", failure.line));
     }
 }
@@ -159,14 +161,20 @@ pub fn dump(pattern: Option<&CStr>) -> Result<(), Failure> {
         line: format!("statistics not written: {why}"),
     };
     if in_forked_child() {
-        return Err(failure(libc::ECHILD, "this process was forked from the one they are about"));
+        return Err(failure(
+            libc::ECHILD,
+            "this process was forked from the one they are about",
+        ));
     }
     let path = match (pattern, PATH.get(), PATTERN.get()) {
         (Some(pattern), ..) => &dump::expand(pattern.to_bytes())?,
         (None, Some(path), _) => path,
         (None, None, Some(pattern)) => &dump::expand(pattern)?,
         (None, None, None) => {
-            return Err(failure(libc::EINVAL, "no path is given, and CONCERTINA_STATS is not set"));
+            return Err(failure(
+                libc::EINVAL,
+                "no path is given, and CONCERTINA_STATS is not set",
+            ));
         }
     };
     dump::write(path, PATIENCE, || stats::json(PATIENCE))
@@ -184,12 +192,14 @@ mod term {
 
     /// How long the process lives on at most.
     const LAST_SECONDS: libc::time_t = 2;
-    /// How many naps the interrupted thread takes before it goes on: half a second. If it holds
-    /// what the helper needs, the helper still has time enough after that.
+    /// How many naps the interrupted thread takes before it asks itself whether it is what the
+    /// helper waits for: half a second, which leaves the helper time enough.
     const NAPS: usize = 100;
 
     /// SIGTERM has come to this process.
     static CAME: AtomicBool = AtomicBool::new(false);
+    /// The helper has the text, and needs nothing more that another thread may hold.
+    static HAS_TEXT: AtomicBool = AtomicBool::new(false);
 
     /// Wakes the helper. A semaphore, since a descriptor could be closed behind our back and its
     /// number be given to a file of the program's.
@@ -278,8 +288,10 @@ mod term {
                 {
                     die();
                 }
-                for _ in 0..NAPS {
+                let mut naps = 0;
+                while naps < NAPS || HAS_TEXT.load(Ordering::Relaxed) {
                     nap();
+                    naps += 1;
                 }
             } else if (*info).si_code == libc::SI_TIMER {
                 die();
@@ -292,8 +304,16 @@ mod term {
     fn help() {
         // SAFETY: the semaphore was made before this thread was.
         while unsafe { libc::sem_wait(WAKE.0.get().cast()) } != 0 {}
+        let write_last = || {
+            let Some(path) = path_to_write() else { return };
+            write(path, || {
+                let text = stats::json(PATIENCE);
+                HAS_TEXT.store(true, Ordering::Relaxed);
+                text
+            });
+        };
         // A panic must not keep the process alive.
-        let _ = std::panic::catch_unwind(|| path_to_write().map(|path| write(path)));
+        let _ = std::panic::catch_unwind(write_last);
         die();
     }
 

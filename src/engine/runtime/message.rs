@@ -6,7 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// several threads and processes stay whole. Allocates nothing, takes no lock, leaves `errno` as it
 /// was, and gives up without a word when standard error is closed.
 pub fn say(line: &str) {
-    let part = |text: &str| libc::iovec { iov_base: text.as_ptr() as *mut _, iov_len: text.len() };
+    let part = |text: &str| libc::iovec {
+        iov_base: text.as_ptr() as *mut _,
+        iov_len: text.len(),
+    };
     let parts = [part("concertina: "), part(line), part("\n")];
     // SAFETY: errno's location is this thread's own; writev only reads the three strings, which
     // outlive the call.

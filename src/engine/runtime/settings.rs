@@ -8,8 +8,11 @@ use std::ffi::OsString;
 use std::fmt::Write;
 
 /// Where settings are read from, the most telling first.
-pub const VARIABLES: [&str; 3] =
-    ["CONCERTINA_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
+pub const VARIABLES: [&str; 3] = [
+    "CONCERTINA_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+];
 
 const MIB: usize = 1 << 20;
 
@@ -65,14 +68,18 @@ impl Settings {
         let mut complaints = Vec::new();
         let mut decided: Vec<&str> = Vec::new();
         for variable in VARIABLES {
-            let Some(text) = lookup(variable) else { continue };
+            let Some(text) = lookup(variable) else {
+                continue;
+            };
             let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
             // Within one variable the last word counts, as in PyTorch.
             let mut here: Vec<(&Setting, &str)> = Vec::new();
             for item in items(&text) {
                 let Some((key, value)) = item.split_once(':') else {
                     let item = shown(item);
-                    complaints.push(format!("{variable}: {item} is ignored: it is no key:value pair"));
+                    complaints.push(format!(
+                        "{variable}: {item} is ignored: it is no key:value pair"
+                    ));
                     continue;
                 };
                 match TABLE.iter().find(|setting| setting.key == key) {
@@ -118,7 +125,10 @@ enum Kind {
     /// Bytes, more than none.
     Size,
     /// A whole number of MiB.
-    Megabytes { at_least: usize, multiple_of: usize },
+    Megabytes {
+        at_least: usize,
+        multiple_of: usize,
+    },
     /// A whole power of two, up to the one given.
     PowerOfTwo(usize),
     Word(&'static [&'static str]),
@@ -205,7 +215,13 @@ table! {
 }
 
 impl Setting {
-    fn take(&self, variable: &str, text: &str, settings: &mut Settings, complaints: &mut Vec<String>) {
+    fn take(
+        &self,
+        variable: &str,
+        text: &str,
+        settings: &mut Settings,
+        complaints: &mut Vec<String>,
+    ) {
         let Setting { key, default, .. } = self;
         match (self.kind.parse(text), &self.effect) {
             (Some(value), Effect::Sets(set)) => set(settings, value),
@@ -239,10 +255,15 @@ impl Kind {
             },
             Kind::Fraction => {
                 let share = text.parse().ok()?;
-                (0.0..=1.0).contains(&share).then_some(Value::Fraction(share))
+                (0.0..=1.0)
+                    .contains(&share)
+                    .then_some(Value::Fraction(share))
             }
             Kind::Size => bytes(text).filter(|bytes| *bytes > 0).map(Value::Number),
-            Kind::Megabytes { at_least, multiple_of } => {
+            Kind::Megabytes {
+                at_least,
+                multiple_of,
+            } => {
                 let number = number(text)?;
                 let fits = number >= *at_least && number.is_multiple_of(*multiple_of);
                 number.checked_mul(MIB).filter(|_| fits).map(Value::Number)
@@ -262,10 +283,16 @@ impl Kind {
             Kind::Bool => "True or False".into(),
             Kind::Fraction => "a number from 0.0 to 1.0".into(),
             Kind::Size => "bytes, more than 0, such as 8GiB, 8192MiB or 8589934592".into(),
-            Kind::Megabytes { at_least, multiple_of: 1 } => {
+            Kind::Megabytes {
+                at_least,
+                multiple_of: 1,
+            } => {
                 format!("a whole number of MiB, {at_least} or more")
             }
-            Kind::Megabytes { at_least, multiple_of } => {
+            Kind::Megabytes {
+                at_least,
+                multiple_of,
+            } => {
                 format!("a whole number of MiB, {at_least} or more, in steps of {multiple_of}")
             }
             Kind::PowerOfTwo(at_most) => format!("a power of two up to {at_most}"),
@@ -322,7 +349,9 @@ impl RoundUp {
 
     fn interval(size: usize) -> usize {
         let mebibytes = size / MIB;
-        mebibytes.checked_ilog2().map_or(0, |log| (log as usize).min(RoundUp::INTERVALS - 1))
+        mebibytes
+            .checked_ilog2()
+            .map_or(0, |log| (log as usize).min(RoundUp::INTERVALS - 1))
     }
 
     fn parse(text: &str) -> Option<RoundUp> {
@@ -372,7 +401,9 @@ fn items(text: &str) -> impl Iterator<Item = &str> {
 
 /// Digits and nothing else: `str::parse` would take a sign as well.
 fn number(text: &str) -> Option<usize> {
-    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+    text.bytes()
+        .all(|byte| byte.is_ascii_digit())
+        .then(|| text.parse().ok())?
 }
 
 /// Bytes: a whole number, with or without B, KiB, MiB, GiB or TiB.
@@ -393,7 +424,11 @@ fn bytes(text: &str) -> Option<usize> {
 /// A person's text as part of one line of ours: nothing that moves the cursor, and not too long.
 fn shown(text: &str) -> String {
     const LONGEST: usize = 80;
-    let mut shown: String = text.chars().take(LONGEST).flat_map(char::escape_debug).collect();
+    let mut shown: String = text
+        .chars()
+        .take(LONGEST)
+        .flat_map(char::escape_debug)
+        .collect();
     if text.chars().nth(LONGEST).is_some() {
         shown.push('…');
     }
@@ -401,20 +436,36 @@ fn shown(text: &str) -> String {
 }
 
 fn keys() -> String {
-    TABLE.iter().map(|setting| setting.key).collect::<Vec<_>>().join(", ")
+    TABLE
+        .iter()
+        .map(|setting| setting.key)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// The settings as the README shows them: a Markdown table, then the keys that have no effect.
 pub fn markdown() -> String {
-    let mut text = String::from("| key | default | values | meaning |\n| --- | --- | --- | --- |\n");
-    let (with_effect, without): (Vec<_>, Vec<_>) =
-        TABLE.iter().partition(|setting| matches!(setting.effect, Effect::Sets(_)));
-    for Setting { key, kind, default, doc, .. } in with_effect {
+    let mut text =
+        String::from("| key | default | values | meaning |\n| --- | --- | --- | --- |\n");
+    let (with_effect, without): (Vec<_>, Vec<_>) = TABLE
+        .iter()
+        .partition(|setting| matches!(setting.effect, Effect::Sets(_)));
+    for Setting {
+        key,
+        kind,
+        default,
+        doc,
+        ..
+    } in with_effect
+    {
         let allowed = kind.allowed();
         // Writing to a string cannot fail.
         let _ = writeln!(text, "| `{key}` | `{default}` | {allowed} | {doc} |");
     }
-    let without: Vec<_> = without.iter().map(|setting| format!("`{}`", setting.key)).collect();
+    let without: Vec<_> = without
+        .iter()
+        .map(|setting| format!("`{}`", setting.key))
+        .collect();
     let _ = writeln!(
         text,
         "\nAccepted for PyTorch's sake, and named on standard error as having no effect when set \
@@ -443,7 +494,10 @@ mod tests {
 
     #[test]
     fn the_table_says_what_the_defaults_are() {
-        let mut settings = Settings { chunk_size: 1, ..Settings::default() };
+        let mut settings = Settings {
+            chunk_size: 1,
+            ..Settings::default()
+        };
         for setting in TABLE {
             match (setting.kind.parse(setting.default), &setting.effect) {
                 (Some(value), Effect::Sets(set)) => set(&mut settings, value),

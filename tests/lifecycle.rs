@@ -1,0 +1,529 @@
+//! Every way a process can begin, fork and end with the library in it, and what is left in the file.
+//!
+//! The processes are real ones, the library is the built one, the GPU is simulated.
+
+mod library;
+
+use library::{Scratch, library, output};
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+const SIGTERM: i32 = 15;
+
+/// The C program of `tests/programs`, compiled once.
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<(Scratch, PathBuf)> = OnceLock::new();
+    let (_, program) = PROGRAM.get_or_init(|| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let scratch = Scratch::new("lifecycle-program");
+        let program = scratch.path().join("lifecycle");
+        output(
+            Command::new("cc")
+                .args([
+                    "-std=gnu11",
+                    "-O1",
+                    "-Wall",
+                    "-Wextra",
+                    "-Werror",
+                    "-pthread",
+                    "-I",
+                ])
+                .arg(root.join("include"))
+                .arg(root.join("tests/programs/lifecycle.c"))
+                .arg("-o")
+                .arg(&program)
+                .arg("-ldl"),
+        );
+        (scratch, program)
+    });
+    program
+}
+
+/// The environment that every process here runs in, with the statistics going to `stats`.
+fn environment<'a>(command: &'a mut Command, stats: &Path) -> &'a mut Command {
+    for name in [
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_ALLOC_CONF",
+        "LD_PRELOAD",
+        "RANK",
+    ] {
+        command.env_remove(name);
+    }
+    command
+        .env("CONCERTINA_CONF", "driver:sim")
+        .env("CONCERTINA_STATS", stats)
+}
+
+/// The C program, ready to run `case`.
+fn c(case: &str, stats: &Path) -> Command {
+    let mut command = Command::new(program());
+    environment(command.arg(library()).arg(case).arg(stats), stats);
+    command
+}
+
+/// Python, ready to run `text` with the library as `concertina`, and `get` and `free` for a MiB.
+fn python(text: &str, stats: &Path) -> Command {
+    const PRELUDE: &str = "
+import ctypes, os, signal, sys
+concertina = ctypes.CDLL(sys.argv[1])
+concertina.concertina_malloc.restype = ctypes.c_void_p
+def get():
+    block = concertina.concertina_malloc(ctypes.c_size_t(1 << 20), 0, None)
+    assert block
+    return ctypes.c_void_p(block)
+def free(block):
+    concertina.concertina_free(block, ctypes.c_size_t(1 << 20), 0, None)
+";
+    let mut command = Command::new("python3");
+    let text = format!("{PRELUDE}{text}");
+    environment(command.arg("-c").arg(text).arg(library()), stats);
+    command
+}
+
+fn run(mut command: Command) -> Output {
+    command
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"))
+}
+
+/// Runs `command` to an exit with `code`, and returns what it says on standard error.
+#[track_caller]
+fn exits(command: Command, code: i32) -> String {
+    let output = run(command);
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(
+        output.status.code(),
+        Some(code),
+        "{}\n{errors}",
+        output.status
+    );
+    errors
+}
+
+/// Runs `command` until it says `ready`, sends it SIGTERM, and returns what becomes of it.
+#[track_caller]
+fn terminate(mut command: Command) -> (ExitStatus, String) {
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    assert_eq!(lines.next().expect("a line").expect("text"), "ready");
+    let kill = Command::new("kill")
+        .arg("-TERM")
+        .arg(child.id().to_string())
+        .status();
+    assert!(kill.expect("kill runs").success());
+    let sent = Instant::now();
+    let status = child.wait().expect("it ends");
+    assert!(
+        sent.elapsed() < Duration::from_secs(3),
+        "it took {:?}",
+        sent.elapsed()
+    );
+    (status, lines.map_while(Result::ok).collect())
+}
+
+/// The statistics in `file`, whole.
+#[track_caller]
+fn read(file: &Path) -> Value {
+    let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{file:?}: {error}"));
+    assert!(text.ends_with("}\n"), "{text}");
+    let stats: Value = serde_json::from_str(&text).expect("JSON");
+    assert!(stats["schema_version"].is_u64(), "{text}");
+    stats
+}
+
+/// The bytes that are allocated on all devices according to `file`.
+#[track_caller]
+fn allocated(file: &Path) -> u64 {
+    let stats = read(file);
+    let devices = stats["devices"].as_array().expect("a list of devices");
+    let bytes = |device: &Value| {
+        device["allocated_bytes.all.current"]
+            .as_u64()
+            .unwrap_or_else(|| panic!("{stats}"))
+    };
+    devices.iter().map(bytes).sum()
+}
+
+/// The files in `directory`: nothing temporary may be left.
+fn files(directory: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(directory)
+        .expect("a directory")
+        .map(|entry| {
+            entry
+                .expect("an entry")
+                .file_name()
+                .to_string_lossy()
+                .into_owned()
+        })
+        .collect();
+    names.sort();
+    names
+}
+
+/// The one file that is in `scratch`, under `name`.
+#[track_caller]
+fn only(scratch: &Scratch, name: &str) -> PathBuf {
+    assert_eq!(files(scratch.path()), [name]);
+    scratch.path().join(name)
+}
+
+macro_rules! scratch {
+    ($name:ident, $file:ident) => {
+        let $name = Scratch::new(concat!("lifecycle-", line!()));
+        let $file = $name.path().join("stats.json");
+    };
+}
+
+#[test]
+fn a_normal_exit_writes() {
+    scratch!(scratch, file);
+    assert_eq!(exits(c("exit", &file), 3), "");
+    assert_eq!(allocated(&only(&scratch, "stats.json")), MIB);
+    let mode = fs::metadata(&file)
+        .expect("it is there")
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777 & !0o644, 0, "{mode:o}");
+}
+
+#[test]
+fn a_preloaded_library_writes_too() {
+    scratch!(scratch, file);
+    let mut command = c("exit", &file);
+    command.env("LD_PRELOAD", library());
+    assert_eq!(exits(command, 3), "");
+    assert_eq!(allocated(&only(&scratch, "stats.json")), MIB);
+}
+
+#[test]
+fn without_a_path_nothing_is_written() {
+    scratch!(scratch, file);
+    let mut command = c("exit", &file);
+    command.env_remove("CONCERTINA_STATS");
+    assert_eq!(exits(command, 3), "");
+    assert_eq!(files(scratch.path()).len(), 0);
+}
+
+#[test]
+fn a_process_that_never_asked_for_memory_writes_nothing() {
+    scratch!(scratch, file);
+    assert_eq!(exits(c("unused", &file), 0), "");
+    assert_eq!(files(scratch.path()).len(), 0);
+}
+
+#[test]
+fn what_is_freed_late_is_counted_free() {
+    scratch!(scratch, file);
+    assert_eq!(exits(c("late", &file), 0), "");
+    assert_eq!(allocated(&only(&scratch, "stats.json")), 0);
+}
+
+#[test]
+fn a_crash_after_the_first_exit_handlers_leaves_a_file() {
+    scratch!(scratch, file);
+    let status = run(c("crash late", &file)).status;
+    assert!(status.signal().is_some(), "{status}");
+    assert_eq!(allocated(&only(&scratch, "stats.json")), MIB);
+}
+
+#[test]
+fn by_hand_at_any_time() {
+    scratch!(scratch, file);
+    let mut command = c("by hand", &file);
+    command.env_remove("CONCERTINA_STATS");
+    assert_eq!(exits(command, 0), "");
+    read(&only(&scratch, "stats.json"));
+}
+
+#[test]
+fn the_exit_replaces_what_was_written_by_hand() {
+    scratch!(scratch, file);
+    assert_eq!(exits(c("by hand and exit", &file), 0), "");
+    assert_eq!(allocated(&only(&scratch, "stats.json")), 2 * MIB);
+}
+
+#[test]
+fn sigterm_writes_and_still_kills() {
+    scratch!(scratch, file);
+    let (status, _) = terminate(c("term", &file));
+    assert_eq!(status.signal(), Some(SIGTERM), "{status}");
+    assert_eq!(allocated(&only(&scratch, "stats.json")), MIB);
+}
+
+#[test]
+fn sigterm_while_every_thread_allocates() {
+    for round in 0..40 {
+        scratch!(scratch, file);
+        let case = if round % 2 == 0 {
+            "hammer"
+        } else {
+            "hammer alone"
+        };
+        let (status, _) = terminate(c(case, &file));
+        assert_eq!(status.signal(), Some(SIGTERM), "{status}");
+        assert!(allocated(&only(&scratch, "stats.json")) >= MIB);
+    }
+}
+
+#[test]
+fn sigterm_kills_even_if_the_file_cannot_be_finished() {
+    scratch!(scratch, file);
+    let (status, _) = terminate(c("term while hanging", &file));
+    assert_eq!(status.signal(), Some(SIGTERM), "{status}");
+    assert!(!file.exists());
+    drop(scratch);
+}
+
+#[test]
+fn a_programs_own_handler_is_left_alone() {
+    for case in ["own handler", "own handler later"] {
+        scratch!(scratch, file);
+        let (status, said) = terminate(c(case, &file));
+        assert_eq!(
+            (status.code(), said.as_str()),
+            (Some(7), "own handler"),
+            "{case}"
+        );
+        // It called exit.
+        read(&only(&scratch, "stats.json"));
+    }
+}
+
+#[test]
+fn an_ignored_sigterm_stays_ignored() {
+    scratch!(scratch, file);
+    assert_eq!(exits(c("ignored", &file), 0), "");
+    read(&only(&scratch, "stats.json"));
+}
+
+#[test]
+fn a_forked_child_writes_nothing() {
+    for case in ["fork", "clone", "fork and term", "fork while locked"] {
+        scratch!(scratch, file);
+        let errors = exits(c(case, &file), 0);
+        assert!(!errors.contains("failed"), "{case}: {errors}");
+        assert!(allocated(&only(&scratch, "stats.json")) >= MIB, "{case}");
+    }
+}
+
+#[test]
+fn a_forked_child_is_told_why_it_gets_no_memory() {
+    scratch!(scratch, file);
+    let errors = exits(c("fork", &file), 0);
+    let lines: Vec<_> = errors
+        .lines()
+        .filter(|line| line.contains("no memory"))
+        .collect();
+    assert_eq!(lines.len(), 1, "{errors}");
+    assert!(lines[0].starts_with("concertina: "), "{errors}");
+    drop(scratch);
+}
+
+#[test]
+fn a_child_forked_before_the_first_use_is_free() {
+    scratch!(scratch, shared);
+    assert_eq!(exits(c("fork unused", &shared), 0), "");
+    // Under one name it could be the parent's file that is written over.
+    assert_eq!(files(scratch.path()).len(), 0);
+    assert_eq!(
+        exits(c("fork unused", &scratch.path().join("%p.json")), 0),
+        ""
+    );
+    assert_eq!(files(scratch.path()).len(), 1);
+}
+
+#[test]
+fn two_processes_write_two_files() {
+    scratch!(scratch, _file);
+    let pattern = scratch.path().join("out-%p-%r-%%.json");
+    let start = || {
+        let mut command = c("term", &pattern);
+        command
+            .env("RANK", "3")
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts")
+    };
+    let mut processes = [start(), start()];
+    let mut names: Vec<_> = processes
+        .iter()
+        .map(|process| format!("out-{}-3-%.json", process.id()))
+        .collect();
+    names.sort();
+    for process in &mut processes {
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().expect("piped"))
+            .read_line(&mut line)
+            .expect("text");
+        assert_eq!(line, "ready\n");
+        Command::new("kill")
+            .arg(process.id().to_string())
+            .status()
+            .expect("kill runs");
+        process.wait().expect("it ends");
+    }
+    assert_eq!(files(scratch.path()), names);
+    for name in names {
+        assert_eq!(allocated(&scratch.path().join(name)), MIB);
+    }
+}
+
+/// The one line that a failed `CONCERTINA_STATS` leaves, the exit status being what it was.
+#[track_caller]
+fn complains(stats: &Path, about: &str) {
+    let errors = exits(c("exit", stats), 3);
+    let lines: Vec<_> = errors.lines().collect();
+    assert_eq!(lines.len(), 1, "{errors}");
+    assert!(
+        lines[0].starts_with("concertina: CONCERTINA_STATS: "),
+        "{errors}"
+    );
+    assert!(lines[0].contains(about), "{errors}");
+}
+
+#[test]
+fn an_unwritable_path_is_one_line() {
+    scratch!(scratch, _file);
+    complains(
+        &scratch.path().join("no/such/directory.json"),
+        "No such file or directory",
+    );
+    complains(scratch.path(), "it is a directory");
+    complains(&scratch.path().join("%q.json"), "%q means nothing");
+    complains(&scratch.path().join("100%"), "single %");
+    let pipe = scratch.path().join("pipe");
+    output(Command::new("mkfifo").arg(&pipe));
+    complains(&pipe, "not a regular file");
+    assert_eq!(files(scratch.path()), ["pipe"]);
+}
+
+#[test]
+fn a_symbolic_link_is_refused() {
+    scratch!(scratch, file);
+    let victim = scratch.path().join("victim");
+    fs::write(&victim, "precious").expect("ours");
+    symlink(&victim, &file).expect("ours");
+    complains(&file, "symbolic link");
+    assert_eq!(fs::read_to_string(&victim).expect("there"), "precious");
+    assert_eq!(files(scratch.path()), ["stats.json", "victim"]);
+}
+
+#[test]
+fn an_old_file_is_replaced() {
+    scratch!(scratch, file);
+    fs::write(&file, "x".repeat(1 << 20)).expect("ours");
+    assert_eq!(exits(c("exit", &file), 3), "");
+    assert_eq!(allocated(&only(&scratch, "stats.json")), MIB);
+}
+
+#[test]
+fn python_at_every_end() {
+    for (text, code, left, complaint) in [
+        ("block = get()", 0, 1, ""),
+        ("free(get()); get()", 0, 1, ""),
+        (
+            "block = get(); raise RuntimeError('uncaught')",
+            1,
+            1,
+            "RuntimeError: uncaught",
+        ),
+        ("get(); sys.exit(5)", 5, 1, ""),
+        ("get(); os._exit(6)", 6, 1, ""),
+        ("get()\nimport posix\nposix._exit(6)", 6, 1, ""),
+        ("block = get(); free(block); os._exit(status=6)", 6, 0, ""),
+        // Freed when the interpreter takes its modules down.
+        (
+            "class Tensor:\n    def __init__(self): self.block = get()\n    \
+             def __del__(self, free=free): free(self.block)\ntensor = Tensor()",
+            0,
+            0,
+            "",
+        ),
+        // The first use on another thread.
+        (
+            "import threading\nthread = threading.Thread(target=get)\nthread.start()\n\
+             thread.join()\nos._exit(6)",
+            6,
+            1,
+            "",
+        ),
+    ] {
+        scratch!(scratch, file);
+        let errors = exits(python(text, &file), code);
+        assert!(errors.contains(complaint), "{text}\n{errors}");
+        assert!(!errors.contains("concertina:"), "{text}\n{errors}");
+        assert_eq!(
+            allocated(&only(&scratch, "stats.json")),
+            left * MIB,
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn python_with_the_library_preloaded_writes_at_os_exit() {
+    scratch!(scratch, file);
+    let mut command = python("get(); os._exit(6)", &file);
+    command.env("LD_PRELOAD", library());
+    assert_eq!(exits(command, 6), "");
+    assert_eq!(allocated(&only(&scratch, "stats.json")), MIB);
+}
+
+#[test]
+fn python_dies_by_sigterm() {
+    for text in [
+        "get(); print('ready', flush=True)\nimport time\ntime.sleep(60)",
+        "get(); print('ready', flush=True)\nwhile True: free(get())",
+    ] {
+        scratch!(scratch, file);
+        let (status, _) = terminate(python(text, &file));
+        assert_eq!(status.signal(), Some(SIGTERM), "{text}: {status}");
+        assert!(allocated(&only(&scratch, "stats.json")) >= MIB, "{text}");
+    }
+}
+
+#[test]
+fn pythons_own_handler_is_left_alone() {
+    scratch!(scratch, file);
+    let text = "
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+get()
+print('ready', flush=True)
+signal.pause()";
+    let (status, _) = terminate(python(text, &file));
+    assert_eq!(status.code(), Some(7), "{status}");
+    assert_eq!(allocated(&only(&scratch, "stats.json")), MIB);
+}
+
+#[test]
+fn pythons_workers_write_nothing() {
+    scratch!(scratch, file);
+    // Workers end by os._exit, whose wrapper they inherit.
+    let text = "
+import multiprocessing
+def work(): os._exit(0)
+block = get()
+context = multiprocessing.get_context('fork')
+for target in (work, print):
+    worker = context.Process(target=target)
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 0, worker.exitcode
+worker = context.Process(target=signal.pause)
+worker.start()
+worker.terminate()
+worker.join()
+assert worker.exitcode == -15, worker.exitcode
+assert not os.path.exists(os.environ['CONCERTINA_STATS'])
+";
+    exits(python(text, &file), 0);
+    assert_eq!(allocated(&only(&scratch, "stats.json")), MIB);
+}
