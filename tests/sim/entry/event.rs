@@ -1,0 +1,104 @@
+//! Events.
+
+use crate::call::{call, give, wanted};
+use crate::event::Event;
+use crate::failure::Function;
+use crate::work::Work;
+use cudarc::driver::sys::{CUevent, CUresult, CUstream};
+use std::ffi::c_uint;
+
+/// Creates an event of the current device.
+pub unsafe extern "C" fn cuEventCreate(event: *mut CUevent, flags: c_uint) -> u32 {
+    call(Function::cuEventCreate, |session| {
+        let device = session.state.device()?;
+        wanted(event)?;
+        if flags > 7 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let index = session.state.events.insert(Event {
+            device,
+            ..Event::default()
+        });
+        // SAFETY: the module's contract.
+        unsafe { give(event, session.state.events.handle(index) as CUevent) }
+    })
+}
+
+/// Makes an event stand for all that a stream has so far.
+pub unsafe extern "C" fn cuEventRecord(event: CUevent, stream: CUstream) -> u32 {
+    call(Function::cuEventRecord, |session| {
+        let index = session.state.event("cuEventRecord", event)?;
+        let slot = session.state.stream("cuEventRecord", stream)?;
+        let device = session.state.streams.get(slot).device;
+        if session
+            .state
+            .events
+            .get(index)
+            .is_some_and(|event| event.device != device)
+        {
+            return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+        }
+        if session.state.streams.get(slot).capturing {
+            session.state.outside_capture("cuEventRecord")?;
+        }
+        session.state.healthy(device)?;
+        let state = &mut *session.state;
+        let sequence = state.submit(slot, Work::Mark, None);
+        if let Some(event) = state.events.get_mut(index) {
+            event.recorded = Some((slot, sequence));
+            event.clock.copy(&state.streams.get(slot).clock);
+        }
+        session.advance(slot, sequence);
+        Ok(())
+    })
+}
+
+/// Whether what the event stands for is done.
+pub unsafe extern "C" fn cuEventQuery(event: CUevent) -> u32 {
+    call(Function::cuEventQuery, |session| {
+        let index = session.state.event("cuEventQuery", event)?;
+        session.state.outside_capture("cuEventQuery")?;
+        let state = &mut *session.state;
+        let Some(event) = state.events.get(index) else {
+            return Ok(());
+        };
+        state.healthy(event.device)?;
+        if event
+            .recorded
+            .is_some_and(|(slot, sequence)| !state.streams.done(slot, sequence))
+        {
+            return Err(CUresult::CUDA_ERROR_NOT_READY);
+        }
+        if state.config.checks && state.host.join(&event.clock) {
+            state.host_version += 1;
+        }
+        Ok(())
+    })
+}
+
+/// Waits until what the event stands for is done.
+pub unsafe extern "C" fn cuEventSynchronize(event: CUevent) -> u32 {
+    call(Function::cuEventSynchronize, |session| {
+        let index = session.state.event("cuEventSynchronize", event)?;
+        session.state.outside_capture("cuEventSynchronize")?;
+        let Some(event) = session.state.events.get(index) else {
+            return Ok(());
+        };
+        // Taken first: while a host function runs, another thread may record it anew.
+        let (device, recorded, known) = (event.device, event.recorded, event.clock.clone());
+        if let Some((slot, sequence)) = recorded {
+            session.finish(slot, sequence);
+        }
+        session.state.host_learns(&known);
+        session.state.healthy(device)
+    })
+}
+
+/// Ends an event; what waits for it still does.
+pub unsafe extern "C" fn cuEventDestroy_v2(event: CUevent) -> u32 {
+    call(Function::cuEventDestroy_v2, |session| {
+        let index = session.state.event("cuEventDestroy", event)?;
+        session.state.events.remove(index);
+        Ok(())
+    })
+}

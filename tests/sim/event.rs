@@ -1,0 +1,13 @@
+//! Events: a place in a stream's order, and all that comes before it.
+
+use crate::clock::Clock;
+
+/// One event of `cuEventCreate`.
+#[derive(Debug, Default)]
+pub(crate) struct Event {
+    pub device: usize,
+    /// The stream slot and place of the latest record.
+    pub recorded: Option<(u32, u64)>,
+    /// What comes before that record.
+    pub clock: Clock,
+}

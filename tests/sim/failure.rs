@@ -1,0 +1,103 @@
+//! Which driver functions there are, how often each was used, and which uses are to fail.
+
+use cudarc::driver::sys::CUresult;
+
+macro_rules! functions {
+    ($($name:ident)*) => {
+        /// The driver functions by name.
+        #[allow(non_camel_case_types)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Function { $($name),* }
+
+        const NAMES: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+
+functions! {
+    cuInit cuDriverGetVersion cuGetErrorName
+    cuDeviceGetCount cuDeviceGet cuDeviceGetAttribute cuDeviceGetName cuDeviceTotalMem_v2
+    cuDeviceCanAccessPeer cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2
+    cuCtxGetCurrent cuCtxSetCurrent cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuCtxSynchronize
+    cuMemGetInfo_v2 cuMemAlloc_v2 cuMemFree_v2
+    cuMemGetAllocationGranularity cuMemAddressReserve cuMemAddressFree cuMemCreate cuMemRelease
+    cuMemMap cuMemUnmap cuMemSetAccess
+    cuEventCreate cuEventRecord cuEventQuery cuEventSynchronize cuEventDestroy_v2
+    cuStreamCreate cuStreamDestroy_v2 cuStreamGetId cuStreamIsCapturing cuStreamSynchronize
+    cuStreamQuery cuStreamWaitEvent
+    cuMemsetD32Async cuMemcpyDtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyHtoDAsync_v2
+    cuLaunchHostFunc
+}
+
+impl Function {
+    pub fn name(self) -> &'static str {
+        NAMES[self as usize]
+    }
+}
+
+/// The index of a function; names come from tests, so an unknown one is a mistake there.
+fn index(name: &str) -> usize {
+    NAMES
+        .iter()
+        .position(|known| *known == name)
+        .unwrap_or_else(|| panic!("the simulated driver has no function {name}"))
+}
+
+/// Counts of uses, and failures to come.
+#[derive(Debug)]
+pub(crate) struct Failures {
+    calls: [u64; NAMES.len()],
+    /// The use, counted from the machine's beginning, that fails; none means every use.
+    planned: Vec<(usize, Option<u64>, CUresult)>,
+}
+
+impl Default for Failures {
+    fn default() -> Self {
+        Failures {
+            calls: [0; NAMES.len()],
+            planned: Vec::new(),
+        }
+    }
+}
+
+impl Failures {
+    /// Counts a use; answers with the status it is to fail with. One comparison when none is
+    /// planned.
+    pub fn count(&mut self, function: Function) -> Option<CUresult> {
+        let index = function as usize;
+        self.calls[index] += 1;
+        if self.planned.is_empty() {
+            None
+        } else {
+            self.due(index)
+        }
+    }
+
+    #[cold]
+    fn due(&mut self, index: usize) -> Option<CUresult> {
+        let use_of = self.calls[index];
+        let due = |&(of, nth, _): &(usize, Option<u64>, CUresult)| {
+            of == index && nth.is_none_or(|nth| nth == use_of)
+        };
+        let found = self.planned.iter().position(due)?;
+        let (_, nth, status) = self.planned[found];
+        if nth.is_some() {
+            self.planned.remove(found);
+        }
+        Some(status)
+    }
+
+    pub fn plan(&mut self, name: &str, nth: Option<u64>, status: CUresult) {
+        let index = index(name);
+        assert!(nth != Some(0), "uses are counted from 1");
+        self.planned
+            .push((index, nth.map(|nth| self.calls[index] + nth), status));
+    }
+
+    pub fn clear(&mut self) {
+        self.planned.clear();
+    }
+
+    pub fn calls(&self, name: &str) -> u64 {
+        self.calls[index(name)]
+    }
+}

@@ -1,0 +1,136 @@
+//! One item of a stream's queue, and what executing it does to memory.
+
+use crate::memory::{Memory, Span};
+use std::ffi::c_void;
+
+/// A range of device memory: address and bytes.
+pub(crate) type Range = (u64, u64);
+
+/// What an item does. Host addresses are numbers: whoever enqueued promised that they stay good.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Fill {
+        to: u64,
+        value: u32,
+        count: u64,
+    },
+    Copy {
+        to: u64,
+        from: u64,
+        bytes: u64,
+    },
+    Read {
+        to: usize,
+        from: u64,
+        bytes: u64,
+    },
+    /// The bytes are taken when the copy is enqueued, as the driver stages pageable memory.
+    Write {
+        to: u64,
+        bytes: Vec<u8>,
+    },
+    Call {
+        function: unsafe extern "C" fn(*mut c_void),
+        argument: usize,
+    },
+    /// An event record, a wait, or a mere place in the order.
+    Mark,
+}
+
+/// An address that work could not reach.
+#[derive(Debug)]
+pub(crate) struct Fault(pub u64);
+
+impl Work {
+    /// The device memory it reads and the memory it writes.
+    pub fn accesses(&self) -> (Option<Range>, Option<Range>) {
+        match *self {
+            Work::Fill { to, count, .. } => (None, Some((to, count * 4))),
+            Work::Copy { to, from, bytes } => (Some((from, bytes)), Some((to, bytes))),
+            Work::Read { from, bytes, .. } => (Some((from, bytes)), None),
+            Work::Write { to, ref bytes } => (None, Some((to, bytes.len() as u64))),
+            Work::Call { .. } | Work::Mark => (None, None),
+        }
+    }
+
+    /// What messages call it.
+    pub fn describe(&self) -> String {
+        match *self {
+            Work::Fill { to, count, .. } => format!("fill of {} bytes at {to:#x}", count * 4),
+            Work::Copy { to, from, bytes } => {
+                format!("copy of {bytes} bytes from {from:#x} to {to:#x}")
+            }
+            Work::Read { from, bytes, .. } => format!("copy of {bytes} bytes from {from:#x}"),
+            Work::Write { to, ref bytes } => format!("copy of {} bytes to {to:#x}", bytes.len()),
+            Work::Call { .. } => "host function".to_string(),
+            Work::Mark => "event".to_string(),
+        }
+    }
+
+    /// Does it, through the mappings as they are now; nothing at all if a byte is out of reach.
+    pub fn execute(&self, memory: &mut Memory, device: usize) -> Result<(), Fault> {
+        let (from, to) = self.accesses();
+        let mut reach = |range: Option<Range>, writes| match range {
+            Some((address, bytes)) => memory.reach(device, address, bytes, writes).map_err(Fault),
+            None => Ok(Vec::new()),
+        };
+        let (from, to) = (reach(from, false)?, reach(to, true)?);
+        match self {
+            Work::Fill { value, .. } => to.iter().for_each(|&span| fill(span, *value)),
+            Work::Copy { .. } => copy(&to, &from),
+            Work::Read { to, bytes, .. } => {
+                copy(
+                    &[Span {
+                        host: *to,
+                        length: *bytes as usize,
+                    }],
+                    &from,
+                );
+            }
+            Work::Write { bytes, .. } => {
+                copy(
+                    &to,
+                    &[Span {
+                        host: bytes.as_ptr() as usize,
+                        length: bytes.len(),
+                    }],
+                );
+            }
+            Work::Call { .. } | Work::Mark => {}
+        }
+        Ok(())
+    }
+}
+
+/// Fills a span with a word. Mappings start and end on granules, so spans hold whole words.
+fn fill(span: Span, value: u32) {
+    let words = span.host as *mut u32;
+    if value.to_ne_bytes().iter().all(|byte| *byte == value as u8) {
+        // SAFETY: `reach` found the span mapped, open and backed, and the machine's lock, held
+        // here, keeps it so.
+        unsafe { std::ptr::write_bytes(words.cast::<u8>(), value as u8, span.length) };
+        return;
+    }
+    for word in 0..span.length / 4 {
+        // SAFETY: as above, and the index is within the span.
+        unsafe { words.add(word).write_unaligned(value) };
+    }
+}
+
+/// Copies between two lists of spans of equal total length.
+fn copy(to: &[Span], from: &[Span]) {
+    let (mut to, mut from) = (to.iter().copied(), from.iter().copied());
+    let (mut target, mut source) = (to.next(), from.next());
+    while let (Some(mut t), Some(mut f)) = (target, source) {
+        let length = t.length.min(f.length);
+        // SAFETY: device spans are mapped, open and backed while the machine's lock is held; host
+        // spans are good by the promise of whoever enqueued. Aliases may overlap: a move.
+        unsafe { std::ptr::copy(f.host as *const u8, t.host as *mut u8, length) };
+        for span in [&mut t, &mut f] {
+            span.host += length;
+            span.length -= length;
+        }
+        target = if t.length > 0 { Some(t) } else { to.next() };
+        source = if f.length > 0 { Some(f) } else { from.next() };
+    }
+}
