@@ -8,7 +8,7 @@ use library::{Scratch, library, output};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output, Stdio};
@@ -210,6 +210,31 @@ fn without_a_path_nothing_is_written() {
     command.env_remove("CONCERTINA_STATS");
     assert_eq!(exits(command, 3), "");
     assert_eq!(files(scratch.path()).len(), 0);
+}
+
+#[test]
+fn with_elevated_privileges_the_environment_is_not_read() {
+    scratch!(scratch, file);
+    // Set-group-ID is enough, and root may choose the group.
+    let elevated = scratch.path().join("elevated");
+    fs::copy(program(), &elevated).expect("ours");
+    let other = output(Command::new("id").arg("--groups"));
+    let own = output(Command::new("id").arg("--group"));
+    let other = other
+        .split_whitespace()
+        .find(|group| *group != own.trim())
+        .unwrap_or("65534");
+    if chown(&elevated, None, other.parse().ok()).is_err() {
+        println!("SKIP: the user is in one group alone, so no program can be given another");
+        return;
+    }
+    fs::set_permissions(&elevated, fs::Permissions::from_mode(0o2755)).expect("ours");
+    let mut command = Command::new(&elevated);
+    environment(command.arg(library()).arg("exit"), &file);
+    // Without driver:sim there may be no memory to be had; the case says so by 99.
+    let status = run(command).status.code();
+    assert!(matches!(status, Some(3 | 99)), "{status:?}");
+    assert_eq!(files(scratch.path()), ["elevated"]);
 }
 
 #[test]

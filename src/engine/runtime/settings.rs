@@ -1,6 +1,6 @@
 //! What a person can set, and what it is when they set nothing.
 //!
-//! [`TABLE`] is the one list: the parser, the complaints and the README's table are all made from
+//! `TABLE` is the one list: the parser, the complaints and the README's table are all made from
 //! it. A setting is looked for, key by key, in [`VARIABLES`]; the first variable that names the key
 //! decides, even when what it says is a mistake.
 
