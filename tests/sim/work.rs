@@ -104,16 +104,18 @@ impl Work {
 
 /// Fills a span with a word. Mappings start and end on granules, so spans hold whole words.
 fn fill(span: Span, value: u32) {
-    let words = span.host as *mut u32;
-    if value.to_ne_bytes().iter().all(|byte| *byte == value as u8) {
-        // SAFETY: `reach` found the span mapped, open and backed, and the machine's lock, held
-        // here, keeps it so.
-        unsafe { std::ptr::write_bytes(words.cast::<u8>(), value as u8, span.length) };
-        return;
-    }
-    for word in 0..span.length / 4 {
-        // SAFETY: as above, and the index is within the span.
-        unsafe { words.add(word).write_unaligned(value) };
+    let bytes = span.host as *mut u8;
+    let word = value.to_ne_bytes();
+    let mut done = word.len().min(span.length);
+    // SAFETY: `reach` found the span mapped, open and backed, and the machine's lock, held here,
+    // keeps it so.
+    unsafe { std::ptr::copy_nonoverlapping(word.as_ptr(), bytes, done) };
+    // By doubling what is there: as fast as memory allows, in unoptimised tests too.
+    while done < span.length {
+        let more = done.min(span.length - done);
+        // SAFETY: as above; the filled part ends where the other begins.
+        unsafe { std::ptr::copy_nonoverlapping(bytes, bytes.add(done), more) };
+        done += more;
     }
 }
 

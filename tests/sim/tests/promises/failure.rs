@@ -32,6 +32,19 @@ fn every_use_fails_until_cleared() {
 }
 
 #[test]
+fn a_flood_of_violations_is_counted() {
+    let rig = Rig::new(Config::default());
+    for _ in 0..1003 {
+        status(query(null_mut()), CUresult::CUDA_ERROR_INVALID_HANDLE);
+    }
+    let violations = rig.machine.violations();
+    assert_eq!(
+        (violations.len(), violations[1000].as_str()),
+        (1001, "3 further violations")
+    );
+}
+
+#[test]
 #[should_panic(expected = "no function cuMemFoo")]
 fn unknown_names_panic() {
     Machine::new(Config::default()).fail("cuMemFoo", 1, CUresult::CUDA_ERROR_UNKNOWN);

@@ -40,6 +40,28 @@ fn mapping_costs_the_same_however_much_is_mapped() {
     }
 }
 
+/// What a fast path of an allocator calls most.
+#[test]
+fn events_are_cheap() {
+    for checks in [false, true] {
+        let _rig = Rig::new(Config {
+            checks,
+            ..Config::default()
+        });
+        let (a, event) = (stream(), event());
+        let start = Instant::now();
+        for _ in 0..10_000 {
+            record(event, a);
+            ok(query(event));
+        }
+        println!(
+            "checks {checks}: record and query {:?}",
+            start.elapsed() / 10_000
+        );
+        assert!(start.elapsed().as_millis() < 500);
+    }
+}
+
 #[test]
 fn a_tick_with_nothing_due_is_cheap() {
     let rig = Rig::new(Config::default());

@@ -196,6 +196,44 @@ fn a_host_function_may_not_call_the_driver() {
 }
 
 #[test]
+fn threads_share_a_machine() {
+    let rig = Rig::new(Config {
+        memory: 4 << 30,
+        ..Config::default()
+    });
+    rig.machine.set_pace(Pace::Random(11));
+    let mut context = null_mut();
+    // SAFETY: outputs are locals.
+    ok(unsafe { cuCtxGetCurrent(&mut context) });
+    let context = context as usize;
+    std::thread::scope(|scope| {
+        for thread in 0..4_u32 {
+            let machine = &rig.machine;
+            scope.spawn(move || {
+                let _bound = machine.bind();
+                // SAFETY: a handle.
+                ok(unsafe { cuCtxSetCurrent(without_provenance_mut(context)) });
+                let counter = counter();
+                for turn in 0..50 {
+                    let (stream, address) = (stream_with(turn % 2), mapped(CHUNK));
+                    let plain = alloc(4096);
+                    ok(fill(address, thread, CHUNK, stream));
+                    ok(copy(plain, address + 4096, 4096, stream));
+                    ok(count_up(stream, counter));
+                    wait(per_thread(), recorded(stream));
+                    assert_eq!(word(plain, per_thread()), thread);
+                    assert_eq!(counter.load(SeqCst), turn + 1);
+                    ok(unmap(address, CHUNK));
+                    ok(free(plain));
+                    destroy(stream);
+                }
+            });
+        }
+    });
+    assert_eq!((rig.machine.used(0), rig.machine.mappings()), (0, 0));
+}
+
+#[test]
 fn the_machine_stays_usable_while_a_host_function_runs() {
     use std::sync::{Barrier, atomic::AtomicBool};
     static STARTED: Barrier = Barrier::new(2);

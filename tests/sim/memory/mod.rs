@@ -1,0 +1,131 @@
+//! Physical and virtual memory: chunks, reservations, mappings, and the driver's own allocations.
+//!
+//! Nothing here knows streams or order; the answers are the driver's. Creating, mapping and opening
+//! a chunk cost constant time and no system call (with host pointers off), however much is mapped:
+//! a reservation keeps a dense table of its granules.
+
+mod chunk;
+mod mapping;
+mod plain;
+mod reach;
+
+pub(crate) use reach::{Piece, Span};
+
+use crate::config::Config;
+use crate::page::{self, PAGE};
+use crate::slab::Slab;
+use chunk::Chunk;
+use cudarc::driver::sys::CUresult;
+use mapping::Mapping;
+use std::collections::BTreeMap;
+
+/// A range of addresses that the machine gave out.
+#[derive(Debug)]
+struct Region {
+    size: u64,
+    kind: Kind,
+}
+
+/// Where a region is from.
+#[derive(Debug)]
+enum Kind {
+    /// From `cuMemAddressReserve`: for each granule the mapping there plus one, or zero.
+    Reserved { granules: Vec<u32>, mapped: usize },
+    /// From `cuMemAlloc_v2`: one mapping, which covers it but for the last page's rest.
+    Plain { mapping: u32 },
+}
+
+/// The physical memory of one device.
+#[derive(Debug)]
+struct Bank {
+    used: u64,
+    file: Option<page::File>,
+}
+
+/// All memory of a machine.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    capacity: u64,
+    granularity: u64,
+    host_pointers: bool,
+    peers: bool,
+    banks: Vec<Bank>,
+    regions: BTreeMap<u64, Region>,
+    chunks: Slab<Chunk>,
+    mappings: Slab<Mapping>,
+    mapped: usize,
+    handles: usize,
+    reserved: u64,
+}
+
+type Answer<T> = Result<T, CUresult>;
+const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+
+impl Memory {
+    pub fn new(config: &Config) -> Memory {
+        Memory {
+            capacity: config.memory,
+            granularity: config.granularity,
+            host_pointers: config.host_pointers,
+            peers: config.peers,
+            banks: (0..config.devices)
+                .map(|_| Bank {
+                    used: 0,
+                    file: None,
+                })
+                .collect(),
+            regions: BTreeMap::new(),
+            chunks: Slab::default(),
+            mappings: Slab::default(),
+            mapped: 0,
+            handles: 0,
+            reserved: 0,
+        }
+    }
+
+    pub fn used(&self, device: usize) -> u64 {
+        self.banks.get(device).map_or(0, |bank| bank.used)
+    }
+
+    pub fn mapped(&self) -> usize {
+        self.mapped
+    }
+
+    pub fn handles(&self) -> usize {
+        self.handles
+    }
+
+    pub fn reserved(&self) -> u64 {
+        self.reserved
+    }
+
+    pub fn chunk_mut(&mut self, index: u32) -> Option<&mut Chunk> {
+        self.chunks.get_mut(index)
+    }
+
+    pub fn mapping(&self, index: u32) -> Option<&Mapping> {
+        self.mappings.get(index)
+    }
+
+    pub fn mapping_mut(&mut self, index: u32) -> Option<&mut Mapping> {
+        self.mappings.get_mut(index)
+    }
+}
+
+impl Drop for Memory {
+    /// Gives every address and all backing back to the process.
+    fn drop(&mut self) {
+        for (&address, region) in &self.regions {
+            // SAFETY: our own ranges, and with the machine gone nothing can translate into them.
+            unsafe { page::give_back(address, region.size) };
+        }
+        if !self.host_pointers {
+            for (_, chunk) in self.chunks.iter() {
+                if chunk.backing != 0 {
+                    // SAFETY: as above.
+                    unsafe { page::give_back(chunk.backing, chunk.size.next_multiple_of(PAGE)) };
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The driver's own allocations: a chunk, a range of addresses and a mapping in one.
+
+use super::chunk::Chunk;
+use super::mapping::Mapping;
+use super::{Answer, INVALID, Kind, Memory, Region};
+use crate::page::{self, PAGE};
+use crate::shadow::GRANULE;
+use cudarc::driver::sys::CUresult;
+
+impl Memory {
+    /// Allocates as `cuMemAlloc_v2` does: memory of a device, open to it, at a 512-byte aligned
+    /// address.
+    pub fn allocate(&mut self, device: usize, bytes: u64) -> Answer<u64> {
+        let size = bytes
+            .checked_next_multiple_of(GRANULE)
+            .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+        if size == 0 {
+            return Err(INVALID);
+        }
+        let bank = self
+            .banks
+            .get_mut(device)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?;
+        if size > self.capacity - bank.used {
+            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let pages = size.next_multiple_of(PAGE);
+        let address = if self.host_pointers {
+            page::memory(pages)
+        } else {
+            page::reserve(pages, PAGE, 0)
+        };
+        let address = address.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+        bank.used += size;
+        let mut chunk = Chunk::new(device, size, None);
+        chunk.released = true;
+        chunk.mappings = 1;
+        if self.host_pointers {
+            chunk.backing = address;
+        }
+        let chunk = self.chunks.insert(chunk);
+        let mut mapping = Mapping::new(address, size, chunk);
+        // Every device: the driver stages what a device can't reach by itself.
+        (mapping.readable, mapping.writable) = (u64::MAX, u64::MAX);
+        let mapping = self.mappings.insert(mapping);
+        self.regions.insert(
+            address,
+            Region {
+                size: pages,
+                kind: Kind::Plain { mapping },
+            },
+        );
+        Ok(address)
+    }
+
+    /// The mapping and the device of an allocation that starts here.
+    pub fn allocation(&self, address: u64) -> Option<(u32, usize)> {
+        match self.regions.get(&address)?.kind {
+            Kind::Plain { mapping } => {
+                let chunk = self.mappings.get(mapping)?.chunk;
+                Some((mapping, self.chunks.get(chunk)?.device))
+            }
+            Kind::Reserved { .. } => None,
+        }
+    }
+
+    /// Frees an allocation that starts here.
+    pub fn free(&mut self, address: u64) -> Answer<()> {
+        let (mapping, _) = self.allocation(address).ok_or(INVALID)?;
+        let region = self.regions.remove(&address).ok_or(INVALID)?;
+        if let Some(mapping) = self.mappings.remove(mapping) {
+            self.unhold(mapping.chunk);
+        }
+        // SAFETY: the range came from `allocate`; the program gave it up.
+        unsafe { page::give_back(address, region.size) };
+        Ok(())
+    }
+
+    /// Every allocation on a device; for the end of a context.
+    pub fn allocations(&self, device: usize) -> Vec<u64> {
+        let here = |address: &u64| {
+            self.allocation(*address)
+                .is_some_and(|(_, on)| on == device)
+        };
+        self.regions.keys().copied().filter(here).collect()
+    }
+}
