@@ -7,3 +7,5 @@
 //! around each device's pool, reads the settings and writes the statistics.
 
 pub mod core;
+pub mod driver;
+pub mod runtime;

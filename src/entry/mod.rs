@@ -4,3 +4,4 @@ mod guard;
 mod python;
 mod start;
 mod stats;
+mod torch;

@@ -2,8 +2,8 @@
 
 use super::block::{BlockId, NONE, State};
 use super::gpu::Gpu;
+use super::group::{Group, GroupId};
 use super::pool::Pool;
-use super::stream::IDLE;
 use std::collections::{BTreeMap, HashSet};
 
 /// An invariant that does not hold, in words.
@@ -28,23 +28,22 @@ impl<G: Gpu> Pool<G> {
             hold!(block.size > 0 && block.size % super::BLOCK == 0, "block {id} has size {}", block.size);
             hold!(by_address.insert(block.address, id).is_none(), "two blocks at {:#x}", block.address);
         }
-        let mut homes: BTreeMap<u64, u64> =
-            self.chunks.iter().map(|chunk| (chunk.home, chunk.size)).collect();
-        homes.extend(&self.segments);
+        let mut homes: BTreeMap<u64, u64> = BTreeMap::new();
+        for group in &self.groups {
+            homes.extend(group.chunks.iter().map(|chunk| (chunk.home, chunk.size)));
+            homes.extend(&group.segments);
+        }
         self.check_links(&by_address)?;
         self.check_cover(&by_address, &homes)?;
         self.check_lists()?;
         self.check_counters(&homes)?;
-        let stale: u64 = self.chunks.stale.iter().map(|old| self.chunks.get(old.chunk).size).sum();
-        let mapped: u64 = self.chunks.iter().map(|chunk| chunk.size).sum::<u64>() + stale;
-        hold!(
-            self.space.unmapped() + mapped == self.space.reserved(),
-            "gaps {} and mappings {mapped} are not the {} bytes of addresses",
-            self.space.unmapped(),
-            self.space.reserved()
-        );
+        let (mut stale, mut stale_count) = (0, 0);
+        for (id, group) in self.groups.iter().enumerate() {
+            stale += self.check_group(id as u16, group)?;
+            stale_count += group.chunks.stale.len() as u64;
+        }
         hold!(self.counters.stale_bytes == stale, "stale bytes");
-        hold!(self.counters.stale == self.chunks.stale.len() as u64, "stale mappings");
+        hold!(self.counters.stale == stale_count, "stale mappings");
         Ok(())
     }
 
@@ -64,12 +63,42 @@ impl<G: Gpu> Pool<G> {
                 hold!(self.blocks[block.prev].next == id, "the block before {address:#x} differs");
             }
         }
-        if self.tail != NONE {
-            let tail = &self.blocks[self.tail];
-            hold!(tail.state != State::Vacant, "the tail is a vacant node");
-            hold!(tail.end() == self.cursor, "the tail ends at {:#x}, not the cursor", tail.end());
-        }
         Ok(())
+    }
+
+    /// Returns the bytes behind the group's old mappings.
+    fn check_group(&self, id: GroupId, group: &Group) -> Result<u64, Broken> {
+        if group.tail != NONE {
+            let tail = &self.blocks[group.tail];
+            hold!(tail.state != State::Vacant, "the tail is a vacant node");
+            hold!(tail.end() == group.cursor, "the tail ends at {:#x}, not the cursor", tail.end());
+        }
+        let chunks = &group.chunks;
+        for chunk in chunks.iter() {
+            let found = chunks.at(chunk.home).map(|id| chunks.get(id).home);
+            hold!(found == Some(chunk.home), "the chunk at {:#x} is not found there", chunk.home);
+            let ups = chunks.stale.iter().filter(|old| chunks.get(old.chunk).home == chunk.home);
+            hold!(ups.count() == chunk.stale as usize, "stale mappings of {:#x}", chunk.home);
+        }
+        let stale: u64 = chunks.stale.iter().map(|old| chunks.get(old.chunk).size).sum();
+        let mapped: u64 = chunks.iter().map(|chunk| chunk.size).sum::<u64>() + stale;
+        hold!(
+            group.space.unmapped() + mapped == group.space.reserved(),
+            "gaps {} and mappings {mapped} are not the {} bytes of addresses",
+            group.space.unmapped(),
+            group.space.reserved()
+        );
+        let live: u64 = self
+            .blocks
+            .iter()
+            .filter(|(_, block)| matches!(block.state, State::Live | State::Pending))
+            .filter(|(_, block)| self.slots.get(block.slot).group == id)
+            .map(|(_, block)| block.size)
+            .sum();
+        hold!(live == group.live, "group {id} counts {} live bytes of {live}", group.live);
+        let held = mapped - stale + group.segments.values().sum::<u64>();
+        hold!(held == group.reserved, "group {id} counts {} held bytes of {held}", group.reserved);
+        Ok(stale)
     }
 
     /// Chunks at home and blocks cover the same bytes, and neither overlap.
@@ -95,12 +124,6 @@ impl<G: Gpu> Pool<G> {
         }))?;
         let chunks = merge(&mut homes.iter().map(|(start, size)| (*start, start + size)))?;
         hold!(blocks == chunks, "blocks cover {blocks:x?} but chunks {chunks:x?}");
-        for chunk in self.chunks.iter() {
-            let id = self.chunks.at(chunk.home).map(|id| self.chunks.get(id).home);
-            hold!(id == Some(chunk.home), "the chunk at {:#x} is not found there", chunk.home);
-            let ups = self.chunks.stale.iter().filter(|old| self.chunks.get(old.chunk).home == chunk.home);
-            hold!(ups.count() == chunk.stale as usize, "stale mappings of {:#x}", chunk.home);
-        }
         Ok(())
     }
 
@@ -110,7 +133,7 @@ impl<G: Gpu> Pool<G> {
             for id in it.bins.ascending(&self.blocks, super::BLOCK) {
                 let block = &self.blocks[id];
                 hold!(block.state == State::Free && block.slot == slot, "slot {slot} lists block {id}");
-                hold!(slot == IDLE || block.detail <= it.clock, "block {id} was freed in the future");
+                hold!(slot == it.idle || block.detail <= it.clock, "block {id} was freed in the future");
                 hold!(listed.insert(id), "block {id} is listed twice");
             }
             let mut at = it.oldest();

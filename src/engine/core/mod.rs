@@ -14,6 +14,7 @@ mod check;
 mod chunk;
 mod counters;
 mod gpu;
+mod group;
 mod pool;
 mod space;
 mod stream;
@@ -22,6 +23,7 @@ mod table;
 pub use check::Broken;
 pub use counters::{Class, Counters, Flow, Usage};
 pub use gpu::{Event, Gpu, Handle, Refusal};
+pub use group::{GroupId, SHARED};
 pub use pool::{Policy, Pool, Shortage, Unknown};
 pub use stream::StreamKey;
 

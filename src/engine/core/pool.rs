@@ -4,11 +4,11 @@
 //! already, is the fast path: a look-up in two sets of bins, a split and a hash insertion.
 
 use super::block::{BlockId, Blocks, NONE, State};
-use super::chunk::{ChunkId, Chunks, Stale};
+use super::chunk::{ChunkId, Stale};
 use super::counters::Counters;
 use super::gpu::{Event, Gpu, Refusal};
-use super::space::Space;
-use super::stream::{IDLE, Slots, StreamKey};
+use super::group::{Group, GroupId, SHARED};
+use super::stream::{Slots, StreamKey};
 use super::table::Table;
 use super::{BLOCK, LARGEST_REQUEST};
 use std::collections::{HashMap, VecDeque};
@@ -64,7 +64,7 @@ struct Pending {
     uses: Vec<Use>,
 }
 
-/// The pool of one device, or of one private pool on it. One caller at a time.
+/// The pool of one device, private pools included. One caller at a time.
 pub struct Pool<G> {
     pub(super) gpu: G,
     policy: Policy,
@@ -72,19 +72,11 @@ pub struct Pool<G> {
     pub(super) blocks: Blocks,
     pub(super) table: Table,
     pub(super) slots: Slots,
-    pub(super) chunks: Chunks,
-    pub(super) space: Space,
-    /// Plain segments: start and size.
-    pub(super) segments: HashMap<u64, u64>,
-    /// Where growth maps the next chunk, and the block that ends there.
-    pub(super) cursor: u64,
-    pub(super) tail: BlockId,
+    pub(super) groups: Vec<Group>,
     /// Streams recorded on live blocks.
     uses: HashMap<BlockId, Vec<StreamKey>>,
     pending: VecDeque<Pending>,
     pub(super) counters: Counters,
-    /// The highest number of bytes ever in use at once; the peaks of `counters` can be reset.
-    highest: u64,
     /// Scratch: chunks to move and the holes they lie in, ascending inside a hole.
     chosen: Vec<(BlockId, ChunkId)>,
 }
@@ -93,22 +85,20 @@ impl<G: Gpu> Pool<G> {
     /// An empty pool. Takes nothing from the GPU yet.
     pub fn new(gpu: G, policy: Policy) -> Self {
         let granularity = if policy.expandable { gpu.granularity() } else { 0 };
+        let mut slots = Slots::new();
+        // The first slot of all can always be had.
+        let idle = slots.add_idle(SHARED).unwrap_or_default();
         Pool {
             gpu,
             policy,
             granularity,
             blocks: Blocks::new(),
             table: Table::new(),
-            slots: Slots::new(),
-            chunks: Chunks::new(granularity),
-            space: Space::default(),
-            segments: HashMap::new(),
-            cursor: 0,
-            tail: NONE,
+            slots,
+            groups: vec![Group::new(idle, granularity)],
             uses: HashMap::new(),
             pending: VecDeque::new(),
             counters: Counters::default(),
-            highest: 0,
             chosen: Vec::new(),
         }
     }
@@ -118,12 +108,19 @@ impl<G: Gpu> Pool<G> {
     ///
     /// Cost of a hit: two bin look-ups, one split, one hash insertion; no call to the driver.
     #[inline]
-    pub fn allocate(&mut self, size: u64, requested: u64, stream: StreamKey) -> Result<u64, Shortage> {
+    pub fn allocate(
+        &mut self,
+        size: u64,
+        requested: u64,
+        stream: StreamKey,
+        group: GroupId,
+    ) -> Result<u64, Shortage> {
         if size > LARGEST_REQUEST {
             return Err(self.shortage(size, Refusal::OutOfMemory));
         }
         let size = size.max(1).next_multiple_of(BLOCK);
-        let Some(slot) = self.slots.of(stream) else {
+        let idle = self.groups[group as usize].idle;
+        let Some(slot) = self.slots.of(stream, group, idle) else {
             return Err(self.shortage(size, Refusal::OutOfMemory));
         };
         // 1. The best fit that is free already, on the stream itself or idle.
@@ -139,8 +136,9 @@ impl<G: Gpu> Pool<G> {
         self.table.insert(address, block);
         self.slots.get_mut(slot).live += 1;
         self.counters.allocated(size, requested);
-        let live = self.counters.all.active_bytes.current;
-        self.highest = self.highest.max(live);
+        let group = &mut self.groups[group as usize];
+        group.live += size;
+        group.highest = group.highest.max(group.live);
         Ok(address)
     }
 
@@ -209,7 +207,49 @@ impl<G: Gpu> Pool<G> {
 
     /// Bytes of addresses held, mapped or not.
     pub fn addresses(&self) -> u64 {
-        self.space.reserved()
+        self.groups.iter().map(|group| group.space.reserved()).sum()
+    }
+
+    // ---- groups --------------------------------------------------------------------------
+
+    /// A new group, which shares no memory with others. `None` when there are too many.
+    pub fn open_group(&mut self) -> Option<GroupId> {
+        let vacant = self.groups.iter().position(|group| group.closed);
+        let at = vacant.unwrap_or(self.groups.len());
+        let id = GroupId::try_from(at).ok()?;
+        let group = Group::new(self.slots.add_idle(id)?, self.granularity);
+        match vacant {
+            Some(at) => self.groups[at] = group,
+            None => self.groups.push(group),
+        }
+        Some(id)
+    }
+
+    /// Nobody allocates from the group any more. Its memory is given back once its last block is
+    /// freed; until then, as much as can be.
+    pub fn close_group(&mut self, id: GroupId) {
+        self.groups[id as usize].closing = true;
+        self.trim(id);
+        self.finish_closing(id);
+    }
+
+    /// Whether a group is still there: it goes with its last block once it is closed.
+    pub fn group_is_open(&self, id: GroupId) -> bool {
+        self.groups.get(id as usize).is_some_and(|group| !group.closed)
+    }
+
+    /// Lets closing groups go that hold nothing any more. Cheap when there are none.
+    #[cold]
+    fn finish_closing(&mut self, id: GroupId) {
+        let group = &mut self.groups[id as usize];
+        if !group.closing || group.closed || group.reserved > 0 || group.live > 0 {
+            return;
+        }
+        for (start, size) in std::mem::take(&mut group.space).ranges {
+            self.gpu.unreserve(start, size);
+        }
+        group.closed = true;
+        self.slots.remove_group(id, &mut self.gpu);
     }
 
     /// Bytes of the largest free range, whoever's it is.
@@ -251,7 +291,7 @@ impl<G: Gpu> Pool<G> {
             return Ok(hole);
         }
         if self.granularity == 0 {
-            self.trim_segments();
+            self.trim_segments(self.slots.get(slot).group);
         }
         self.extend(size, slot).map_err(|refusal| self.shortage(size, refusal))
     }
@@ -269,8 +309,9 @@ impl<G: Gpu> Pool<G> {
     /// The smallest hole of at least `size` bytes that the stream may use now.
     #[inline]
     fn fit(&self, size: u64, slot: u16) -> BlockId {
-        let own = self.slots.get(slot).bins.best(&self.blocks, size);
-        let idle = self.slots.get(IDLE).bins.best(&self.blocks, size);
+        let own = self.slots.get(slot);
+        let idle = self.slots.get(own.idle).bins.best(&self.blocks, size);
+        let own = own.bins.best(&self.blocks, size);
         if own == NONE {
             return idle;
         }
@@ -318,8 +359,12 @@ impl<G: Gpu> Pool<G> {
     fn retire(&mut self, id: BlockId) {
         let (size, slot) = (self.blocks[id].size, self.blocks[id].slot);
         self.counters.retired(size);
-        let several = self.slots.count() > 1;
+        let several = self.slots.streams() > 1;
         let owner = self.slots.get_mut(slot);
+        let group_id = owner.group;
+        let group = &mut self.groups[group_id as usize];
+        group.live -= size;
+        let closing = group.closing;
         owner.live -= 1;
         owner.clock += 1;
         let clock = owner.clock;
@@ -327,22 +372,27 @@ impl<G: Gpu> Pool<G> {
         // 64th of the memory freed lets the others have it soon, at next to no cost.
         if several {
             owner.unmarked += size;
-            if owner.unmarked > self.counters.all.reserved_bytes.current / 64 {
+            if owner.unmarked > group.reserved / 64 {
                 owner.mark(&mut self.gpu);
             }
         }
         self.add_hole(id, slot, clock);
+        if closing && self.groups[group_id as usize].live == 0 {
+            self.close_group(group_id);
+        }
     }
 
     /// Puts a node back as a hole, joined with the holes beside it that it may be joined with.
     #[inline]
     fn add_hole(&mut self, id: BlockId, slot: u16, clock: u64) {
-        let Self { blocks, slots, counters, tail, .. } = self;
+        let Self { blocks, slots, counters, groups, .. } = self;
         let (mut id, mut slot, mut clock) = (id, slot, clock);
+        let (group, idle) = (slots.get(slot).group, slots.get(slot).idle);
+        let tail = &mut groups[group as usize].tail;
         let prev = blocks[id].prev;
         if prev != NONE && blocks[prev].state == State::Free {
             let (other, detail) = (blocks[prev].slot, blocks[prev].detail);
-            if let Some(joined) = join((slot, clock), (other, detail)) {
+            if let Some(joined) = join((slot, clock), (other, detail), idle) {
                 (slot, clock) = joined;
                 slots.get_mut(other).remove(blocks, prev);
                 counters.hole_removed(blocks[prev].size);
@@ -362,7 +412,7 @@ impl<G: Gpu> Pool<G> {
         let next = blocks[id].next;
         if next != NONE && blocks[next].state == State::Free {
             let (other, detail) = (blocks[next].slot, blocks[next].detail);
-            if let Some(joined) = join((slot, clock), (other, detail)) {
+            if let Some(joined) = join((slot, clock), (other, detail), idle) {
                 (slot, clock) = joined;
                 slots.get_mut(other).remove(blocks, next);
                 let (size, after) = (blocks[next].size, blocks[next].next);
@@ -409,7 +459,7 @@ impl<G: Gpu> Pool<G> {
     /// Looks at the events on their way. True if any hole changed hands or any block came free.
     fn advance(&mut self, slot: u16) -> bool {
         let mut changed = self.poll_pending();
-        if self.slots.count() > 1 {
+        if self.slots.streams() > 1 {
             let Self { slots, gpu, .. } = self;
             let mut passed = Vec::new();
             for (other, it) in slots.streams_mut() {
@@ -475,8 +525,9 @@ impl<G: Gpu> Pool<G> {
                 return changed;
             };
             it.remove(&mut self.blocks, id);
+            let idle = it.idle;
             self.counters.hole_removed(self.blocks[id].size);
-            self.add_hole(id, IDLE, 0);
+            self.add_hole(id, idle, 0);
             changed = true;
         }
     }
@@ -484,7 +535,7 @@ impl<G: Gpu> Pool<G> {
     /// Waits until everything that was freed is idle. False where waiting is not possible.
     pub fn settle(&mut self) -> bool {
         let busy = !self.pending.is_empty()
-            || self.slots.iter().any(|(slot, it)| slot != IDLE && it.passed != it.clock);
+            || self.slots.iter().any(|(slot, it)| slot != it.idle && it.passed != it.clock);
         if !busy {
             return true;
         }
@@ -516,9 +567,9 @@ impl<G: Gpu> Pool<G> {
 
     /// The largest chunk to create now. Costs are per chunk, waste is per chunk size: a
     /// thousandth of what is held keeps both in proportion (`docs` of the study in `tests`).
-    fn largest_chunk(&self) -> u64 {
+    fn largest_chunk(&self, group: GroupId) -> u64 {
         let chosen = match self.policy.chunk {
-            0 => (self.counters.all.reserved_bytes.current / 1024).max(4 << 20),
+            0 => (self.groups[group as usize].reserved / 1024).max(4 << 20),
             chunk => chunk,
         };
         (chosen / self.granularity * self.granularity).max(self.granularity)
@@ -526,48 +577,48 @@ impl<G: Gpu> Pool<G> {
 
     /// Makes a hole of at least `size` bytes at the end of mapped memory.
     fn extend(&mut self, size: u64, slot: u16) -> Result<BlockId, Refusal> {
+        let id = self.slots.get(slot).group;
         if self.granularity == 0 {
-            return self.add_segment(size);
+            return self.add_segment(size, id);
         }
-        let live = self.counters.all.active_bytes.current + size;
-        let highest = self.highest.max(live);
+        let group = &self.groups[id as usize];
+        let highest = group.highest.max(group.live + size);
         let ceiling = highest + highest * self.policy.slack / 1000;
-        let reserved = self.counters.all.reserved_bytes.current;
-        let allowed = ceiling.saturating_sub(reserved) / self.granularity * self.granularity;
+        let allowed = ceiling.saturating_sub(group.reserved) / self.granularity * self.granularity;
+        let (tail, room) = (group.tail, group.space.gap_at(group.cursor));
 
-        let mut missing = self.missing(size, slot);
-        let moved = self.choose(missing.saturating_sub(allowed), slot, self.tail);
+        let missing = self.missing(size, slot);
+        let moved = self.choose(missing.saturating_sub(allowed), slot, tail);
         let grown = missing.saturating_sub(moved).next_multiple_of(self.granularity);
-        if self.space.gap_at(self.cursor) < moved + grown {
-            self.new_run(size)?;
-            missing = size;
-            self.choose(missing.saturating_sub(allowed), slot, NONE);
+        if room < moved + grown {
+            self.new_run(size, id)?;
+            self.choose(size.saturating_sub(allowed), slot, NONE);
         }
         self.move_chosen(slot)?;
         if let Err(refusal) = self.grow(size, slot) {
             // The limit, or the device, has no more: everything that can be moved is.
-            self.choose(self.missing(size, slot), slot, self.tail);
+            self.choose(self.missing(size, slot), slot, self.groups[id as usize].tail);
             self.move_chosen(slot)?;
             if self.missing(size, slot) > 0 {
                 return Err(refusal);
             }
         }
-        Ok(self.tail)
+        Ok(self.groups[id as usize].tail)
+    }
+
+    /// Whether the stream may use a hole at once.
+    fn usable(&self, id: BlockId, slot: u16) -> bool {
+        let block = &self.blocks[id];
+        block.state == State::Free && (block.slot == slot || block.slot == self.slots.get(slot).idle)
     }
 
     /// Bytes that must be mapped behind the cursor before the tail holds `size` free ones.
     fn missing(&self, size: u64, slot: u16) -> u64 {
-        size.saturating_sub(match self.tail {
-            NONE => 0,
-            tail => {
-                let tail = &self.blocks[tail];
-                if tail.state == State::Free && (tail.slot == slot || tail.slot == IDLE) {
-                    tail.size
-                } else {
-                    0
-                }
-            }
-        })
+        let tail = self.groups[self.slots.get(slot).group as usize].tail;
+        match tail != NONE && self.usable(tail, slot) {
+            true => size.saturating_sub(self.blocks[tail].size),
+            false => size,
+        }
     }
 
     /// Chooses whole free chunks that the stream may use, at least `wanted` bytes of them if
@@ -576,7 +627,10 @@ impl<G: Gpu> Pool<G> {
         let mut chosen = std::mem::take(&mut self.chosen);
         chosen.clear();
         let mut bytes = 0;
-        'search: for slot in [slot, IDLE] {
+        let own = self.slots.get(slot);
+        let chunks = &self.groups[own.group as usize].chunks;
+        let sources = [Some(slot), Some(own.idle).filter(|idle| *idle != slot)];
+        'search: for slot in sources.into_iter().flatten() {
             for id in self.slots.get(slot).bins.descending(&self.blocks) {
                 let hole = &self.blocks[id];
                 if bytes >= wanted || hole.size < self.granularity {
@@ -585,11 +639,11 @@ impl<G: Gpu> Pool<G> {
                 if id == except {
                     continue;
                 }
-                for chunk in self.chunks.inside(hole.address, hole.end()) {
+                for chunk in chunks.inside(hole.address, hole.end()) {
                     if bytes >= wanted {
                         break 'search;
                     }
-                    bytes += self.chunks.get(chunk).size;
+                    bytes += chunks.get(chunk).size;
                     chosen.push((id, chunk));
                 }
             }
@@ -599,25 +653,27 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Starts a new run of mapped memory in a gap that holds `size` bytes and some more.
-    fn new_run(&mut self, size: u64) -> Result<(), Refusal> {
+    fn new_run(&mut self, size: u64, id: GroupId) -> Result<(), Refusal> {
         let wanted = size.next_multiple_of(self.granularity) * 2 + (1 << 30);
-        let mut gap = self.space.largest_gap().filter(|(_, length)| *length >= wanted);
+        let fits = |(_, length): &(u64, u64)| *length >= wanted;
+        let mut gap = self.groups[id as usize].space.largest_gap().filter(fits);
         if gap.is_none() {
-            self.unmap_stale(0);
-            gap = self.space.largest_gap().filter(|(_, length)| *length >= wanted);
+            self.unmap_stale(0, id);
+            gap = self.groups[id as usize].space.largest_gap().filter(fits);
         }
+        let group = &mut self.groups[id as usize];
         let start = match gap {
             Some((start, _)) => start,
             None => {
                 let length = self.gpu.reach().max(wanted.next_power_of_two());
                 let start = self.gpu.reserve(length)?;
-                self.space.add(start, length);
-                self.chunks.add_range(start, length);
+                group.space.add(start, length);
+                group.chunks.add_range(start, length);
                 start
             }
         };
-        self.cursor = start;
-        self.tail = NONE;
+        group.cursor = start;
+        group.tail = NONE;
         Ok(())
     }
 
@@ -626,37 +682,42 @@ impl<G: Gpu> Pool<G> {
     fn move_chosen(&mut self, slot: u16) -> Result<(), Refusal> {
         let chosen = std::mem::take(&mut self.chosen);
         let mut result = Ok(());
-        for (hole, id) in &chosen {
-            result = self.move_chunk(*hole, *id, slot);
+        for (hole, chunk) in &chosen {
+            result = self.move_chunk(*hole, *chunk, slot);
             if result.is_err() {
                 break;
             }
         }
         if !chosen.is_empty() {
-            self.slots.get_mut(slot).mark(&mut self.gpu);
-            let bound = (self.chunks.len() / 2).max(256);
-            self.unmap_stale(bound);
+            let own = self.slots.get_mut(slot);
+            let id = own.group;
+            own.mark(&mut self.gpu);
+            let bound = (self.groups[id as usize].chunks.len() / 2).max(256);
+            self.unmap_stale(bound, id);
         }
         self.chosen = chosen;
         result
     }
 
     fn move_chunk(&mut self, hole: BlockId, id: ChunkId, slot: u16) -> Result<(), Refusal> {
-        let chunk = *self.chunks.get(id);
-        if self.space.gap_at(self.cursor) < chunk.size {
+        let Self { groups, blocks, slots, gpu, counters, .. } = self;
+        let group_id = slots.get(slot).group;
+        let group = &mut groups[group_id as usize];
+        let chunk = *group.chunks.get(id);
+        if group.space.gap_at(group.cursor) < chunk.size {
             return Ok(());
         }
-        self.gpu.map(self.cursor, chunk.size, chunk.handle)?;
-        let (owner, until) = (self.blocks[hole].slot, self.blocks[hole].detail);
+        gpu.map(group.cursor, chunk.size, chunk.handle)?;
+        let (owner, until) = (blocks[hole].slot, blocks[hole].detail);
+        group.space.take(group.cursor, chunk.size);
+        group.chunks.move_home(id, group.cursor);
+        group.chunks.get_mut(id).stale += 1;
+        group.chunks.stale.push_back(Stale { chunk: id, address: chunk.home, slot: owner, until });
+        counters.stitches += 1;
+        counters.stitched_bytes += chunk.size;
+        counters.stale += 1;
+        counters.stale_bytes += chunk.size;
         self.cut(hole, chunk.home, chunk.size);
-        self.space.take(self.cursor, chunk.size);
-        self.chunks.move_home(id, self.cursor);
-        self.chunks.get_mut(id).stale += 1;
-        self.chunks.stale.push_back(Stale { chunk: id, address: chunk.home, slot: owner, until });
-        self.counters.stitches += 1;
-        self.counters.stitched_bytes += chunk.size;
-        self.counters.stale += 1;
-        self.counters.stale_bytes += chunk.size;
         self.append(chunk.size, owner, until, slot);
         Ok(())
     }
@@ -665,9 +726,10 @@ impl<G: Gpu> Pool<G> {
     /// The node goes on as the right-hand rest if there is one, so that the chunks of one hole
     /// can be cut out in ascending order.
     fn cut(&mut self, hole: BlockId, address: u64, size: u64) {
-        let Self { blocks, slots, counters, .. } = self;
+        let Self { blocks, slots, counters, groups, .. } = self;
         let free = blocks[hole];
         let owner = slots.get_mut(free.slot);
+        let group = &mut groups[owner.group as usize];
         owner.remove(blocks, hole);
         counters.hole_removed(free.size);
         let (left, right) = (address - free.address, free.end() - (address + size));
@@ -697,64 +759,69 @@ impl<G: Gpu> Pool<G> {
             blocks[free.next].prev = NONE;
         }
         blocks.remove(hole);
-        if self.tail == hole {
+        if group.tail == hole {
             // Growth goes on from where the run ends now.
-            self.tail = before;
-            self.cursor = address;
+            group.tail = before;
+            group.cursor = address;
         }
     }
 
     /// New free bytes stand behind the cursor. They join the tail if the stream may use that too.
     fn append(&mut self, size: u64, owner: u16, clock: u64, slot: u16) {
-        let address = self.cursor;
-        self.cursor += size;
-        let tail = self.tail;
-        if tail != NONE && self.blocks[tail].state == State::Free {
-            let (other, detail) = (self.blocks[tail].slot, self.blocks[tail].detail);
-            if (other == slot || other == IDLE)
-                && let Some((owner, clock)) = join((owner, clock), (other, detail))
+        let Self { blocks, slots, counters, groups, .. } = self;
+        let idle = slots.get(slot).idle;
+        let group = &mut groups[slots.get(slot).group as usize];
+        let (address, tail) = (group.cursor, group.tail);
+        group.cursor += size;
+        if tail != NONE && blocks[tail].state == State::Free {
+            let (other, detail) = (blocks[tail].slot, blocks[tail].detail);
+            if (other == slot || other == idle)
+                && let Some((owner, clock)) = join((owner, clock), (other, detail), idle)
             {
-                self.slots.get_mut(other).remove(&mut self.blocks, tail);
-                self.counters.hole_removed(self.blocks[tail].size);
-                let hole = &mut self.blocks[tail];
+                slots.get_mut(other).remove(blocks, tail);
+                counters.hole_removed(blocks[tail].size);
+                let hole = &mut blocks[tail];
                 hole.size += size;
                 (hole.slot, hole.detail) = (owner, clock);
-                self.counters.hole_added(hole.size);
-                self.slots.get_mut(owner).insert(&mut self.blocks, tail);
+                counters.hole_added(hole.size);
+                slots.get_mut(owner).insert(blocks, tail);
                 return;
             }
         }
-        let id = self.blocks.add(address, size, owner, State::Free);
-        self.blocks[id].detail = clock;
-        self.blocks[id].prev = tail;
+        let id = blocks.add(address, size, owner, State::Free);
+        blocks[id].detail = clock;
+        blocks[id].prev = tail;
         if tail != NONE {
-            self.blocks[tail].next = id;
+            blocks[tail].next = id;
         }
-        self.tail = id;
-        self.counters.hole_added(size);
-        self.slots.get_mut(owner).insert(&mut self.blocks, id);
+        group.tail = id;
+        counters.hole_added(size);
+        slots.get_mut(owner).insert(blocks, id);
     }
 
     /// Creates and maps chunks behind the cursor until the tail holds `size` free bytes.
     fn grow(&mut self, size: u64, slot: u16) -> Result<(), Refusal> {
+        let (id, idle) = (self.slots.get(slot).group, self.slots.get(slot).idle);
         let mut missing = self.missing(size, slot);
         if missing > 0 {
             self.counters.growths += 1;
         }
         while missing > 0 {
-            let bytes = missing.next_multiple_of(self.granularity).min(self.largest_chunk());
-            if self.space.gap_at(self.cursor) < bytes {
+            let bytes = missing.next_multiple_of(self.granularity).min(self.largest_chunk(id));
+            let group = &mut self.groups[id as usize];
+            if group.space.gap_at(group.cursor) < bytes {
                 return Err(Refusal::OutOfMemory);
             }
             let handle = self.gpu.create(bytes)?;
-            if let Err(refusal) = self.gpu.map(self.cursor, bytes, handle) {
+            if let Err(refusal) = self.gpu.map(group.cursor, bytes, handle) {
                 self.gpu.release(handle, bytes);
                 return Err(refusal);
             }
-            self.space.take(self.cursor, bytes);
-            self.chunks.add(handle, bytes, self.cursor);
+            group.space.take(group.cursor, bytes);
+            group.chunks.add(handle, bytes, group.cursor);
+            group.reserved += bytes;
             self.counters.chunk_added(bytes);
-            self.append(bytes, IDLE, 0, slot);
+            self.append(bytes, idle, 0, slot);
             missing = self.missing(size, slot);
         }
         Ok(())
@@ -762,53 +829,69 @@ impl<G: Gpu> Pool<G> {
 
     /// Takes old mappings down, the oldest first, until at most `bound` are left or the next one
     /// may still be in use.
-    fn unmap_stale(&mut self, bound: usize) {
+    fn unmap_stale(&mut self, bound: usize, id: GroupId) {
+        let Self { slots, gpu, counters, groups, .. } = self;
+        let group = &mut groups[id as usize];
         let mut polled = false;
-        while self.chunks.stale.len() > bound {
-            let Some(old) = self.chunks.stale.front().copied() else { return };
-            let Self { slots, gpu, .. } = self;
+        while group.chunks.stale.len() > bound {
+            let Some(old) = group.chunks.stale.front().copied() else { return };
             let it = slots.get_mut(old.slot);
-            if old.slot != IDLE && it.passed < old.until {
+            if old.slot != group.idle && it.passed < old.until {
                 if !polled {
                     polled = true;
                     it.poll(gpu);
                     continue;
                 }
                 // Far beyond the bound it is time to wait.
-                if self.chunks.stale.len() < bound * 4 || !it.wait(gpu) {
+                if group.chunks.stale.len() < bound * 4 || !it.wait(gpu) {
                     return;
                 }
                 continue;
             }
             polled = false;
-            self.chunks.stale.pop_front();
-            let size = self.chunks.get(old.chunk).size;
-            if self.gpu.unmap(old.address, size).is_err() {
+            group.chunks.stale.pop_front();
+            let size = group.chunks.get(old.chunk).size;
+            if gpu.unmap(old.address, size).is_err() {
                 // Nothing is lost: the mapping stays counted and is tried again.
-                self.counters.driver_errors += 1;
-                self.chunks.stale.push_back(old);
+                counters.driver_errors += 1;
+                group.chunks.stale.push_back(old);
                 return;
             }
-            self.space.give(old.address, size);
-            self.chunks.get_mut(old.chunk).stale -= 1;
-            self.counters.stale -= 1;
-            self.counters.stale_bytes -= size;
+            group.space.give(old.address, size);
+            group.chunks.get_mut(old.chunk).stale -= 1;
+            counters.stale -= 1;
+            counters.stale_bytes -= size;
         }
     }
 
-    /// Gives every chunk that is wholly free and idle back to the driver. Waits for the device
-    /// first where something free is not idle yet. Returns the bytes given back.
-    pub fn trim(&mut self) -> u64 {
+    /// Gives every chunk of everybody's memory, and of groups that are closing, back to the driver
+    /// where it is wholly free and idle. Waits for the device first where something free is not
+    /// idle yet. Returns the bytes given back.
+    pub fn trim_all(&mut self) -> u64 {
+        let mut bytes = 0;
+        for id in 0..self.groups.len() as GroupId {
+            let group = &self.groups[id as usize];
+            if !group.closed && (id == SHARED || group.closing) {
+                bytes += self.trim(id);
+                self.finish_closing(id);
+            }
+        }
+        bytes
+    }
+
+    /// The same for one group, whether it is closing or not.
+    fn trim(&mut self, id: GroupId) -> u64 {
         self.settle();
         if self.granularity == 0 {
-            return self.trim_segments();
+            return self.trim_segments(id);
         }
-        self.unmap_stale(0);
-        self.choose(u64::MAX, IDLE, NONE);
+        self.unmap_stale(0, id);
+        let idle = self.groups[id as usize].idle;
+        self.choose(u64::MAX, idle, NONE);
         let chosen = std::mem::take(&mut self.chosen);
         let mut bytes = 0;
-        for (hole, id) in &chosen {
-            let chunk = *self.chunks.get(*id);
+        for (hole, chunk_id) in &chosen {
+            let chunk = *self.groups[id as usize].chunks.get(*chunk_id);
             if chunk.stale > 0 {
                 continue;
             }
@@ -818,8 +901,10 @@ impl<G: Gpu> Pool<G> {
             }
             self.cut(*hole, chunk.home, chunk.size);
             self.gpu.release(chunk.handle, chunk.size);
-            self.space.give(chunk.home, chunk.size);
-            self.chunks.remove(*id);
+            let group = &mut self.groups[id as usize];
+            group.space.give(chunk.home, chunk.size);
+            group.chunks.remove(*chunk_id);
+            group.reserved -= chunk.size;
             self.counters.chunk_removed(chunk.size);
             bytes += chunk.size;
         }
@@ -831,41 +916,45 @@ impl<G: Gpu> Pool<G> {
 
     /// Takes a plain segment, of PyTorch's sizes: 2 MiB for small requests, 20 MiB up to 10 MiB,
     /// the request rounded up to 2 MiB above (`kSmallBuffer`, `kLargeBuffer`, `kMinLargeAlloc`).
-    fn add_segment(&mut self, size: u64) -> Result<BlockId, Refusal> {
+    fn add_segment(&mut self, size: u64, id: GroupId) -> Result<BlockId, Refusal> {
         let bytes = match size {
             ..=super::SMALL => 2 << 20,
             ..0xA0_0000 => 20 << 20,
             _ => size.next_multiple_of(2 << 20),
         };
         let address = self.gpu.allocate(bytes)?;
+        let group = &mut self.groups[id as usize];
+        group.segments.insert(address, bytes);
+        group.reserved += bytes;
+        let idle = group.idle;
         self.counters.growths += 1;
-        self.segments.insert(address, bytes);
         self.counters.chunk_added(bytes);
-        let id = self.blocks.add(address, bytes, IDLE, State::Free);
+        let block = self.blocks.add(address, bytes, idle, State::Free);
         self.counters.hole_added(bytes);
-        self.slots.get_mut(IDLE).insert(&mut self.blocks, id);
-        Ok(id)
+        self.slots.get_mut(idle).insert(&mut self.blocks, block);
+        Ok(block)
     }
 
     /// Gives plain segments back that are wholly free and idle.
-    fn trim_segments(&mut self) -> u64 {
-        let idle = &self.slots.get(IDLE).bins;
-        let whole: Vec<BlockId> = idle
-            .descending(&self.blocks)
-            .filter(|id| {
-                let hole = &self.blocks[*id];
-                self.segments.get(&hole.address) == Some(&hole.size)
-            })
-            .collect();
+    fn trim_segments(&mut self, id: GroupId) -> u64 {
+        let Self { blocks, slots, gpu, counters, groups, .. } = self;
+        let group = &mut groups[id as usize];
+        let idle = slots.get_mut(group.idle);
+        let whole = |id: &BlockId| {
+            let hole = &blocks[*id];
+            group.segments.get(&hole.address) == Some(&hole.size)
+        };
+        let whole: Vec<BlockId> = idle.bins.descending(blocks).filter(whole).collect();
         let mut bytes = 0;
         for id in whole {
-            let hole = self.blocks[id];
-            self.slots.get_mut(IDLE).remove(&mut self.blocks, id);
-            self.counters.hole_removed(hole.size);
-            self.blocks.remove(id);
-            self.segments.remove(&hole.address);
-            self.gpu.free(hole.address, hole.size);
-            self.counters.chunk_removed(hole.size);
+            let hole = blocks[id];
+            idle.remove(blocks, id);
+            counters.hole_removed(hole.size);
+            blocks.remove(id);
+            group.segments.remove(&hole.address);
+            group.reserved -= hole.size;
+            gpu.free(hole.address, hole.size);
+            counters.chunk_removed(hole.size);
             bytes += hole.size;
         }
         bytes
@@ -875,11 +964,11 @@ impl<G: Gpu> Pool<G> {
 /// The owner of two holes joined, each with the clock of its freeing; `None` where two streams'
 /// holes would be joined, which neither could use without waiting for the other.
 #[inline]
-fn join(a: (u16, u64), b: (u16, u64)) -> Option<(u16, u64)> {
+fn join(a: (u16, u64), b: (u16, u64), idle: u16) -> Option<(u16, u64)> {
     match (a.0, b.0) {
-        (IDLE, _) => Some(b),
-        (_, IDLE) => Some(a),
         (x, y) if x == y => Some((x, a.1.max(b.1))),
+        (x, _) if x == idle => Some(b),
+        (_, y) if y == idle => Some(a),
         _ => None,
     }
 }

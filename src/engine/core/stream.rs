@@ -1,15 +1,16 @@
 //! Streams: whose holes are whose, and how far each stream's work has got.
 //!
 //! A hole belongs to the *slot* of the stream that freed it: that stream may take it at once,
-//! because its own later work runs after its earlier work. Slot 0 is *idle*: holes whose old work
-//! is known to be done, which any stream may take. Each slot counts the memory freed on it; an
+//! because its own later work runs after its earlier work. Each group has one more slot, *idle*:
+//! holes whose old work is known to be done, which any stream may take. Each slot counts the memory freed on it; an
 //! event recorded on the stream covers all that was freed before, and moves it to idle once it
 //! has passed.
 
 use super::bins::Bins;
 use super::block::{BlockId, Blocks, NONE};
 use super::gpu::{Event, Gpu};
-use std::collections::VecDeque;
+use super::group::GroupId;
+use std::collections::{HashMap, VecDeque};
 
 /// What names a stream. A handle alone does not: the driver hands the handle of a destroyed
 /// stream out again while the old work still runs.
@@ -21,12 +22,12 @@ pub struct StreamKey {
     pub id: u64,
 }
 
-/// The slot of idle memory.
-pub const IDLE: u16 = 0;
-
 /// A stream that the pool has seen, and its holes.
 pub struct Slot {
     pub key: StreamKey,
+    pub group: GroupId,
+    /// The slot of the group's idle memory; this one, if it is that itself.
+    pub idle: u16,
     pub bins: Bins,
     /// Counts what was freed on the stream.
     pub clock: u64,
@@ -46,9 +47,11 @@ pub struct Slot {
 }
 
 impl Slot {
-    fn new(key: StreamKey) -> Self {
+    fn new(key: StreamKey, group: GroupId, idle: u16) -> Self {
         Slot {
             key,
+            group,
+            idle,
             bins: Bins::new(),
             clock: 0,
             passed: 0,
@@ -141,74 +144,107 @@ impl Slot {
     }
 }
 
-/// Every slot; the first is idle memory's.
+/// Every slot.
 pub struct Slots {
     list: Vec<Slot>,
     last: u16,
-    by_key: std::collections::HashMap<StreamKey, u16>,
-    by_handle: std::collections::HashMap<u64, u16>,
+    by_key: HashMap<(GroupId, StreamKey), u16>,
+    by_handle: HashMap<(GroupId, u64), u16>,
+    /// How many slots are streams'.
+    streams: usize,
 }
 
 impl Slots {
     pub fn new() -> Self {
-        let idle = Slot::new(StreamKey { handle: u64::MAX, id: u64::MAX });
         Slots {
-            list: vec![idle],
-            last: IDLE,
-            by_key: Default::default(),
-            by_handle: Default::default(),
+            list: Vec::new(),
+            last: 0,
+            by_key: HashMap::new(),
+            by_handle: HashMap::new(),
+            streams: 0,
         }
     }
 
-    /// The slot of a stream; a new one for a stream not seen before. If the handle was another
-    /// stream's before, that one is known to be dead now. `None` when 65,534 streams hold memory.
+    /// A slot for the idle memory of a new group. `None` when there are 65,535 slots already.
+    pub fn add_idle(&mut self, group: GroupId) -> Option<u16> {
+        let key = StreamKey { handle: u64::MAX, id: u64::MAX };
+        self.place(key, group, None)
+    }
+
+    /// The group is gone: its slots hold nothing and may be used again.
+    pub fn remove_group(&mut self, group: GroupId, gpu: &mut impl Gpu) {
+        for slot in self.list.iter_mut().filter(|slot| slot.group == group) {
+            slot.settle(gpu);
+            slot.dead = true;
+        }
+        self.by_key.retain(|(of, _), _| *of != group);
+        self.by_handle.retain(|(of, _), _| *of != group);
+    }
+
+    /// The slot of a stream in a group; a new one for a stream not seen before. If the handle was
+    /// another stream's before, that one is known to be dead now. `None` when there are 65,535
+    /// slots that hold memory.
     #[inline]
-    pub fn of(&mut self, key: StreamKey) -> Option<u16> {
-        if self.list[self.last as usize].key == key {
+    pub fn of(&mut self, key: StreamKey, group: GroupId, idle: u16) -> Option<u16> {
+        let last = &self.list[self.last as usize];
+        if last.key == key && last.group == group && !last.dead {
             return Some(self.last);
         }
-        self.find(key)
+        self.find(key, group, idle)
     }
 
     #[cold]
     #[inline(never)]
-    fn find(&mut self, key: StreamKey) -> Option<u16> {
-        if let Some(slot) = self.by_key.get(&key) {
+    fn find(&mut self, key: StreamKey, group: GroupId, idle: u16) -> Option<u16> {
+        if let Some(slot) = self.by_key.get(&(group, key)) {
             self.last = *slot;
             return Some(*slot);
         }
-        // A dead slot that holds nothing is used again; so many streams that come and go cost
-        // no more than the most that were alive, or held memory, at once.
-        let vacant = (1..self.list.len()).find(|slot| {
-            let slot = &self.list[*slot];
-            slot.dead && slot.live == 0 && slot.bins.is_empty() && slot.marks.is_empty() && slot.passed == slot.clock
-        });
-        let slot = match vacant {
-            Some(slot) => {
-                let clock = self.list[slot].clock;
-                self.by_key.remove(&self.list[slot].key);
-                self.list[slot] = Slot { clock, passed: clock, ..Slot::new(key) };
-                slot as u16
-            }
-            None if self.list.len() < u16::MAX as usize => {
-                self.list.push(Slot::new(key));
-                (self.list.len() - 1) as u16
-            }
-            None => return None,
-        };
-        if let Some(old) = self.by_handle.insert(key.handle, slot)
+        let slot = self.place(key, group, Some(idle))?;
+        if let Some(old) = self.by_handle.insert((group, key.handle), slot)
             && old != slot
             && self.list[old as usize].key.handle == key.handle
         {
             self.list[old as usize].dead = true;
         }
-        self.by_key.insert(key, slot);
+        self.by_key.insert((group, key), slot);
         self.last = slot;
         Some(slot)
     }
 
-    pub fn count(&self) -> usize {
-        self.list.len() - 1
+    /// A new slot, in the place of a dead one that holds nothing where there is one; so many
+    /// streams that come and go cost no more than the most that held memory at once.
+    fn place(&mut self, key: StreamKey, group: GroupId, idle: Option<u16>) -> Option<u16> {
+        let vacant = self.list.iter().position(|slot| {
+            slot.dead
+                && slot.live == 0
+                && slot.bins.is_empty()
+                && slot.marks.is_empty()
+                && slot.passed == slot.clock
+        });
+        let at = vacant.unwrap_or(self.list.len());
+        let slot = u16::try_from(at).ok().filter(|slot| *slot < u16::MAX)?;
+        let new = Slot::new(key, group, idle.unwrap_or(slot));
+        self.streams += usize::from(idle.is_some());
+        match vacant {
+            None => self.list.push(new),
+            Some(at) => {
+                let old = &mut self.list[at];
+                let (key, clock) = ((old.group, old.key), old.clock);
+                self.streams -= usize::from(old.idle != slot);
+                // Old mappings may still wait for this clock, so it goes on.
+                *old = Slot { clock, passed: clock, ..new };
+                if self.by_key.get(&key) == Some(&slot) {
+                    self.by_key.remove(&key);
+                }
+            }
+        }
+        Some(slot)
+    }
+
+    /// How many streams have been seen.
+    pub fn streams(&self) -> usize {
+        self.streams
     }
 
     pub fn get(&self, slot: u16) -> &Slot {
@@ -219,9 +255,10 @@ impl Slots {
         &mut self.list[slot as usize]
     }
 
-    /// The slots of streams, without idle memory's.
+    /// The slots of streams, without those of idle memory.
     pub fn streams_mut(&mut self) -> impl Iterator<Item = (u16, &mut Slot)> {
-        self.list.iter_mut().enumerate().skip(1).map(|(slot, it)| (slot as u16, it))
+        let all = self.list.iter_mut().enumerate().map(|(slot, it)| (slot as u16, it));
+        all.filter(|(slot, it)| it.idle != *slot)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (u16, &Slot)> {

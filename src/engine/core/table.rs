@@ -109,10 +109,6 @@ impl Table {
             self.entries[at] = entry;
         }
     }
-
-    pub fn iter(&self) -> impl Iterator<Item = (u64, BlockId)> + '_ {
-        self.entries.iter().filter(|e| e.address != 0).map(|e| (e.address, e.block))
-    }
 }
 
 #[cfg(test)]

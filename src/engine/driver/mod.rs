@@ -1,13 +1,18 @@
-//! The seam to the GPU: the CUDA driver API's own functions, as a table. `cuda` fills it from
-//! `libcuda.so.1` at run time, `sim` from the simulated GPU under `tests/sim`.
+//! The seam to the GPU: the CUDA driver API's own functions, as a table. [`cuda`] fills it from
+//! `libcuda.so.1` at run time, [`sim`] from the simulated GPU under `tests/sim`.
 
-mod functions;
 mod cuda;
+mod functions;
 mod sim;
+
+pub use self::cuda::cuda;
+pub use self::sim::sim;
 
 use cudarc::driver::sys::*;
 use functions::driver_functions;
-use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+
+pub use cudarc::driver::sys;
 
 macro_rules! define_table {
     ($($name:ident: fn($($argument:ident: $kind:ty),*);)*) => {
@@ -17,9 +22,20 @@ macro_rules! define_table {
         pub struct Functions {
             $(pub $name: unsafe extern "C" fn($($argument: $kind),*) -> u32,)*
         }
-
-        /// The names in [`Functions`], in order.
-        pub const NAMES: &[&str] = &[$(stringify!($name)),*];
     };
 }
 driver_functions!(define_table);
+
+impl Functions {
+    /// The driver's own name for an error.
+    pub fn error_name(&self, error: u32) -> String {
+        let mut name: *const c_char = std::ptr::null();
+        // SAFETY: `name` is valid for writing; the driver answers with a static string.
+        let known = unsafe { (self.cuGetErrorName)(error, &mut name) } == 0 && !name.is_null();
+        match known {
+            // SAFETY: a NUL-terminated static string, as above.
+            true => unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned(),
+            false => format!("CUDA error {error}"),
+        }
+    }
+}

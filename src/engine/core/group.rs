@@ -1,0 +1,52 @@
+//! A group: the memory that may be shared among its own blocks and with nobody else. The first is
+//! everybody's; each private pool (a CUDA graph's, or a `MemPool` of PyTorch's) is one more.
+
+use super::block::{BlockId, NONE};
+use super::chunk::Chunks;
+use super::space::Space;
+use std::collections::HashMap;
+
+/// An index of a group in its pool.
+pub type GroupId = u16;
+
+/// The group that requests go to unless told otherwise.
+pub const SHARED: GroupId = 0;
+
+pub struct Group {
+    /// The slot of the group's idle memory.
+    pub idle: u16,
+    pub chunks: Chunks,
+    pub space: Space,
+    /// Plain segments: start and size.
+    pub segments: HashMap<u64, u64>,
+    /// Where growth maps the next chunk, and the block that ends there.
+    pub cursor: u64,
+    pub tail: BlockId,
+    /// Bytes in use, and the most that ever were.
+    pub live: u64,
+    pub highest: u64,
+    /// Bytes held from the driver.
+    pub reserved: u64,
+    /// Nobody allocates from it any more; it goes when its last block does.
+    pub closing: bool,
+    /// Gone: nothing is held, the place can be used again.
+    pub closed: bool,
+}
+
+impl Group {
+    pub fn new(idle: u16, granularity: u64) -> Self {
+        Group {
+            idle,
+            chunks: Chunks::new(granularity),
+            space: Space::default(),
+            segments: HashMap::new(),
+            cursor: 0,
+            tail: NONE,
+            live: 0,
+            highest: 0,
+            reserved: 0,
+            closing: false,
+            closed: false,
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! One device: its pool behind a lock.
+
+use super::gpu::{DriverGpu, Properties, stream_key};
+use super::ledger::{Call, CallFigures, Ledger};
+use super::message;
+use super::settings::{RoundUp, Settings};
+use crate::core::{Counters, GroupId, Policy, Pool, Refusal, SHARED, Shortage};
+use crate::driver::Functions;
+use parking_lot::Mutex;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// PyTorch's name for a private pool.
+pub type PoolId = (u64, u64);
+
+/// Sends the allocations of some streams to a private pool, from its beginning to its end.
+pub struct Route {
+    /// The private pool.
+    pub pool: PoolId,
+    /// Whether an allocation on the stream (by handle) belongs to it. Called under the device's
+    /// lock; may not allocate.
+    pub filter: Box<dyn Fn(u64) -> bool + Send>,
+}
+
+struct Private {
+    id: PoolId,
+    group: GroupId,
+    users: usize,
+}
+
+struct State {
+    pool: Pool<DriverGpu>,
+    private: Vec<Private>,
+    routes: Vec<Route>,
+}
+
+/// One device and its pool. Any thread may call anything; calls on one device take turns.
+pub struct Device {
+    ordinal: i32,
+    functions: Functions,
+    properties: Arc<Properties>,
+    ledger: Arc<Ledger>,
+    round_up: RoundUp,
+    state: Mutex<State>,
+}
+
+/// An address that is not the start of a block in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownPointer;
+
+/// A request that could not be met, with all that a person needs to know about it.
+#[derive(Clone, Debug)]
+pub struct OutOfMemory {
+    /// The device asked.
+    pub device: i32,
+    /// What was asked and what the pool looked like.
+    pub shortage: Shortage,
+    /// The limit in bytes, if one is set.
+    pub limit: Option<u64>,
+    /// Free and total bytes of the device, as the driver sees them.
+    pub memory: Option<(u64, u64)>,
+    /// The driver's name for an error that is not about memory.
+    pub error: Option<String>,
+}
+
+/// What a device's pool looks like at one moment.
+#[derive(Clone, Debug)]
+pub struct Figures {
+    /// PyTorch's counters and ours.
+    pub counters: Counters,
+    /// Count and time of each driver call.
+    pub calls: Vec<(Call, CallFigures)>,
+    /// Bytes of the largest free range.
+    pub largest_free: u64,
+    /// Bytes of addresses reserved.
+    pub addresses: u64,
+    /// The limit in bytes, if one is set.
+    pub limit: Option<u64>,
+}
+
+impl Figures {
+    /// Bytes held from the driver now, whatever they are for.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.counters.all.reserved_bytes.current
+    }
+
+    /// The most that were held since the peaks were last reset.
+    pub fn peak_reserved_bytes(&self) -> u64 {
+        self.counters.all.reserved_bytes.peak
+    }
+}
+
+impl Device {
+    /// Takes up a device: its primary context is retained, no memory is taken yet.
+    pub(super) fn open(
+        functions: Functions,
+        ordinal: i32,
+        devices: i32,
+        settings: &Settings,
+    ) -> Result<Device, String> {
+        let properties = Arc::new(Properties::of(&functions, ordinal, devices)?);
+        let ledger = Arc::new(Ledger::new());
+        let mut limit = settings.limit.map_or(u64::MAX, |limit| limit as u64);
+        if settings.per_process_memory_fraction < 1.0 {
+            limit = limit.min(share(settings.per_process_memory_fraction, properties.total));
+        }
+        ledger.set_limit(limit);
+        if settings.expandable_segments && properties.granularity == 0 {
+            message::say(&format!(
+                "device {ordinal} ({}) cannot map memory: plain cudaMalloc segments are used there",
+                properties.name
+            ));
+        }
+        let policy = Policy {
+            expandable: settings.expandable_segments,
+            chunk: settings.chunk_size as u64,
+            ..Policy::default()
+        };
+        let gpu = DriverGpu::new(functions, properties.clone(), ledger.clone());
+        let state = State { pool: Pool::new(gpu, policy), private: Vec::new(), routes: Vec::new() };
+        Ok(Device {
+            ordinal,
+            functions,
+            properties,
+            ledger,
+            round_up: settings.round_up,
+            state: Mutex::new(state),
+        })
+    }
+
+    /// The device's number.
+    pub fn ordinal(&self) -> i32 {
+        self.ordinal
+    }
+
+    /// The driver's name for the device.
+    pub fn name(&self) -> &str {
+        &self.properties.name
+    }
+
+    /// Bytes of memory that the device has.
+    pub fn total_bytes(&self) -> u64 {
+        self.properties.total
+    }
+
+    /// Hands out `size` bytes that the stream (by handle) may use at once. Aligned to 512 bytes.
+    #[inline]
+    pub fn allocate(&self, size: usize, stream: u64) -> Result<u64, OutOfMemory> {
+        let key = stream_key(&self.functions, stream);
+        let rounded = self.round_up.round_up(size) as u64;
+        let mut state = self.state.lock();
+        let group = state.group_for(stream);
+        state.pool.allocate(rounded, size as u64, key, group).or_else(|first| {
+            self.try_again(&mut state, rounded, size as u64, stream, group, first)
+        })
+    }
+
+    /// The pool could not meet the request. Other groups may hold free memory to give back.
+    #[cold]
+    #[inline(never)]
+    fn try_again(
+        &self,
+        state: &mut State,
+        rounded: u64,
+        size: u64,
+        stream: u64,
+        group: GroupId,
+        first: Shortage,
+    ) -> Result<u64, OutOfMemory> {
+        let mut result = Err(first);
+        if state.pool.trim_all() > 0 {
+            let key = stream_key(&self.functions, stream);
+            result = state.pool.allocate(rounded, size, key, group);
+        }
+        result.map_err(|shortage| {
+            state.pool.counters_mut().ooms += 1;
+            let memory = state.pool.gpu().memory_info();
+            OutOfMemory {
+                device: self.ordinal,
+                shortage: Shortage { asked: size, ..shortage },
+                limit: self.limit(),
+                memory,
+                error: match shortage.refusal {
+                    Refusal::Failed(status) => Some(self.functions.error_name(status)),
+                    _ => None,
+                },
+            }
+        })
+    }
+
+    /// Takes a block back. The stream that it was allocated on may have it again at once.
+    #[inline]
+    pub fn free(&self, address: u64) -> Result<(), UnknownPointer> {
+        let mut state = self.state.lock();
+        state.pool.free(address).map(drop).map_err(|_| UnknownPointer)
+    }
+
+    /// Notes that another stream (by handle) uses the block: once freed, it is not used again
+    /// before that stream's work up to then is done.
+    pub fn record_use(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
+        let key = stream_key(&self.functions, stream);
+        self.state.lock().pool.record_use(address, key).map_err(|_| UnknownPointer)
+    }
+
+    /// Gives every chunk that is wholly free back to the driver; waits for the device first where
+    /// free memory may still be in use. Memory of private pools that are in use is kept.
+    pub fn empty_cache(&self) {
+        self.state.lock().pool.trim_all();
+    }
+
+    /// Bytes of the block that starts at `address`, if it is in use.
+    pub fn size_of(&self, address: u64) -> Option<u64> {
+        self.state.lock().pool.size_of(address)
+    }
+
+    /// Sets how many bytes may be held from the driver; `None` lifts the limit. What is held
+    /// beyond it stays.
+    pub fn set_limit(&self, bytes: Option<u64>) {
+        self.ledger.set_limit(bytes.unwrap_or(u64::MAX));
+    }
+
+    /// Limits the pool to a share of the device's memory, 0.0 to 1.0; 1.0 lifts the limit.
+    pub fn set_memory_fraction(&self, fraction: f64) {
+        let limit = (fraction < 1.0).then(|| share(fraction, self.properties.total));
+        self.set_limit(limit);
+    }
+
+    /// The limit in bytes, if one is set.
+    pub fn limit(&self) -> Option<u64> {
+        Some(self.ledger.limit()).filter(|limit| *limit != u64::MAX)
+    }
+
+    /// Sets the peaks to what there is now.
+    pub fn reset_peaks(&self) {
+        self.state.lock().pool.counters_mut().reset_peaks();
+    }
+
+    /// Sets the sums of what was ever allocated and freed to 0.
+    pub fn reset_accumulated(&self) {
+        self.state.lock().pool.counters_mut().reset_accumulated();
+    }
+
+    /// What the pool looks like now.
+    pub fn figures(&self) -> Figures {
+        self.figures_of(&self.state.lock())
+    }
+
+    /// The same, unless another thread keeps the device locked for so long.
+    pub fn figures_within(&self, patience: Duration) -> Option<Figures> {
+        Some(self.figures_of(&*self.state.try_lock_for(patience)?))
+    }
+
+    fn figures_of(&self, state: &State) -> Figures {
+        Figures {
+            counters: *state.pool.counters(),
+            calls: Call::ALL.iter().map(|call| (*call, self.ledger.figures(*call))).collect(),
+            largest_free: state.pool.largest_free(),
+            addresses: state.pool.addresses(),
+            limit: self.limit(),
+        }
+    }
+
+    /// Walks the pool's invariants; for tests.
+    pub fn check(&self) -> Result<(), String> {
+        self.state.lock().pool.check().map_err(|broken| broken.0)
+    }
+
+    // ---- private pools -------------------------------------------------------------------
+
+    /// From now on allocations that the route's filter claims come from its private pool, which
+    /// is made if there is none of that name. One more user of it is counted.
+    pub fn begin_pool(&self, route: Route) {
+        let mut state = self.state.lock();
+        match state.private.iter_mut().find(|private| private.id == route.pool) {
+            Some(private) => private.users += 1,
+            None => match state.pool.open_group() {
+                Some(group) => state.private.push(Private { id: route.pool, group, users: 1 }),
+                None => {
+                    message::say("too many private pools: this one shares everybody's memory");
+                    return;
+                }
+            },
+        }
+        state.routes.push(route);
+        state.note_capture();
+    }
+
+    /// No more allocations go to the private pool by its route.
+    pub fn end_pool(&self, pool: PoolId) {
+        let mut state = self.state.lock();
+        let ended = state.routes.iter().rposition(|route| route.pool == pool);
+        // What the filter drops may call back; it goes after the lock.
+        let route = ended.map(|at| state.routes.remove(at));
+        state.note_capture();
+        drop(state);
+        drop(route);
+    }
+
+    /// One user of the private pool less. With the last one its memory goes back to the driver,
+    /// as far as it is free, and the rest when it is freed.
+    pub fn release_pool(&self, pool: PoolId) {
+        let mut state = self.state.lock();
+        let Some(at) = state.private.iter().position(|private| private.id == pool) else { return };
+        state.private[at].users -= 1;
+        if state.private[at].users == 0 {
+            let private = state.private.swap_remove(at);
+            state.pool.close_group(private.group);
+        }
+    }
+}
+
+impl State {
+    #[inline]
+    fn group_for(&self, stream: u64) -> GroupId {
+        if self.routes.is_empty() { SHARED } else { self.routed(stream) }
+    }
+
+    #[cold]
+    fn routed(&self, stream: u64) -> GroupId {
+        let route = self.routes.iter().rev().find(|route| (route.filter)(stream));
+        let private = route.and_then(|route| {
+            self.private.iter().find(|private| private.id == route.pool)
+        });
+        private.map_or(SHARED, |private| private.group)
+    }
+
+    /// While allocations are routed a stream may be in capture, where nothing may wait or ask.
+    fn note_capture(&mut self) {
+        let capturing = !self.routes.is_empty();
+        self.pool.gpu_mut().capturing = capturing;
+    }
+}
+
+fn share(fraction: f64, total: u64) -> u64 {
+    (total as f64 * fraction.clamp(0.0, 1.0)) as u64
+}
+
+impl fmt::Display for OutOfMemory {
+    /// Begins as PyTorch's message does: retry helpers look for its first words.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shortage { asked, live, reserved, largest, refusal } = self.shortage;
+        write!(f, "CUDA out of memory. Tried to allocate {} on device {}", Bytes(asked), self.device)?;
+        write!(f, ". In use by the program: {}; held by the allocator: {}", Bytes(live), Bytes(reserved))?;
+        write!(f, "; largest free range: {}", Bytes(largest))?;
+        let Some((free, total)) = self.memory else { return write!(f, ".") };
+        write!(f, "; free on the device: {} of {}", Bytes(free), Bytes(total))?;
+        if let Some(limit) = self.limit {
+            write!(f, "; limit: {}", Bytes(limit))?;
+        }
+        let outside = total.saturating_sub(free).saturating_sub(reserved);
+        match (&self.error, refusal) {
+            (Some(error), _) => write!(f, ". The driver said {error}."),
+            (_, Refusal::OverLimit) if free > asked => {
+                write!(f, ". The limit stands in the way: the device has room for this request.")
+            }
+            _ if reserved - live > asked => write!(
+                f,
+                ". Free memory lies in pieces between blocks in use: smaller chunks lose less to \
+                 that (CONCERTINA_CONF=chunk_size_mb:2)."
+            ),
+            _ if outside > asked && outside > reserved => {
+                write!(f, ". Others, or this program by other means, hold {}.", Bytes(outside))
+            }
+            _ => write!(f, ". The program needs more than there is: use less at a time."),
+        }
+    }
+}
+
+/// Bytes for a person.
+struct Bytes(u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            bytes @ ..1024 => write!(f, "{bytes} bytes"),
+            bytes @ ..0x10_0000 => write!(f, "{:.2} KiB", bytes as f64 / 1024.0),
+            bytes @ ..0x4000_0000 => write!(f, "{:.2} MiB", bytes as f64 / 1_048_576.0),
+            bytes => write!(f, "{:.2} GiB", bytes as f64 / 1_073_741_824.0),
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! The pool's seam to one device, over the driver's functions.
+
+use super::ledger::{Call, Ledger};
+use crate::core::{Event, Gpu, Handle, Refusal, StreamKey};
+use crate::driver::Functions;
+use crate::driver::sys::*;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+const OUT_OF_MEMORY: u32 = CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
+
+/// Legacy default stream and per-thread default stream, as handles (`CU_STREAM_LEGACY`,
+/// `CU_STREAM_PER_THREAD` in `cuda.h`).
+const LEGACY: u64 = 1;
+const PER_THREAD: u64 = 2;
+
+/// What one device is.
+#[derive(Clone, Debug)]
+pub struct Properties {
+    pub name: String,
+    pub device: CUdevice,
+    pub context: usize,
+    pub total: u64,
+    /// 0 where memory cannot be mapped.
+    pub granularity: u64,
+    /// This device and those that can reach its memory: all get access to what is mapped.
+    pub reachable_by: Vec<CUdevice>,
+}
+
+/// The driver's side of one device's pool.
+pub struct DriverGpu {
+    functions: Functions,
+    properties: Arc<Properties>,
+    ledger: Arc<Ledger>,
+    access: Vec<CUmemAccessDesc>,
+    /// Events to be used again, as addresses.
+    events: Vec<usize>,
+    /// A stream is being captured: nothing may wait or ask.
+    pub capturing: bool,
+}
+
+impl Properties {
+    /// Asks the driver. The primary context is retained for good: it is the one that the CUDA
+    /// runtime, and so PyTorch, works in.
+    pub fn of(functions: &Functions, ordinal: i32, devices: i32) -> Result<Self, String> {
+        let failed = |what: &str, status| {
+            format!("device {ordinal}: {what} failed: {}", functions.error_name(status))
+        };
+        let mut device = 0;
+        // SAFETY: in this function every pointer is to a local that outlives its call.
+        let status = unsafe { (functions.cuDeviceGet)(&mut device, ordinal) };
+        if status != 0 {
+            return Err(failed("cuDeviceGet", status));
+        }
+        let mut name = [0; 128];
+        let mut total = 0;
+        let mut context: CUcontext = ptr::null_mut();
+        // SAFETY: as above; the name is bounded by the length given.
+        unsafe {
+            (functions.cuDeviceGetName)(name.as_mut_ptr(), name.len() as i32 - 1, device);
+            (functions.cuDeviceTotalMem_v2)(&mut total, device);
+            let status = (functions.cuDevicePrimaryCtxRetain)(&mut context, device);
+            if status != 0 {
+                return Err(failed("cuDevicePrimaryCtxRetain", status));
+            }
+        }
+        let mut mapping = 0;
+        let wanted = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+        // SAFETY: as above.
+        let status = unsafe { (functions.cuDeviceGetAttribute)(&mut mapping, wanted, device) };
+        let mut granularity = 0;
+        if status == 0 && mapping != 0 {
+            let option = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+            let properties = allocation_properties(device);
+            // SAFETY: as above.
+            let status = unsafe {
+                (functions.cuMemGetAllocationGranularity)(&mut granularity, &properties, option)
+            };
+            if status != 0 || !granularity.is_power_of_two() {
+                granularity = 0;
+            }
+        }
+        let mut reachable_by = vec![device];
+        for peer in (0..devices).filter(|peer| *peer != ordinal) {
+            let (mut other, mut can) = (0, 0);
+            // SAFETY: as above.
+            let known = unsafe {
+                (functions.cuDeviceGet)(&mut other, peer) == 0
+                    && (functions.cuDeviceCanAccessPeer)(&mut can, other, device) == 0
+            };
+            if known && can != 0 {
+                reachable_by.push(other);
+            }
+        }
+        let name = name.iter().take_while(|c| **c != 0).map(|c| *c as u8 as char).collect();
+        Ok(Properties {
+            name,
+            device,
+            context: context as usize,
+            total: total as u64,
+            granularity: granularity as u64,
+            reachable_by,
+        })
+    }
+}
+
+fn allocation_properties(device: CUdevice) -> CUmemAllocationProp {
+    // SAFETY: the structure is plain data for which zeros are valid; CUDA asks for zeros in what
+    // is not set.
+    let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    properties.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location = location(device);
+    properties
+}
+
+fn location(device: CUdevice) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+}
+
+fn refusal(status: u32) -> Result<(), Refusal> {
+    match status {
+        0 => Ok(()),
+        OUT_OF_MEMORY => Err(Refusal::OutOfMemory),
+        other => Err(Refusal::Failed(other)),
+    }
+}
+
+/// The identity of a stream, given its handle. The default stream is never destroyed and needs
+/// no call; the per-thread one is named by its thread; for others the driver is asked.
+#[inline]
+pub fn stream_key(functions: &Functions, handle: u64) -> StreamKey {
+    match handle {
+        0 | LEGACY => StreamKey { handle: 0, id: 0 },
+        PER_THREAD => StreamKey { handle, id: thread_number() },
+        _ => StreamKey { handle, id: stream_id(functions, handle) },
+    }
+}
+
+/// 0 where the driver does not know the stream.
+fn stream_id(functions: &Functions, handle: u64) -> u64 {
+    let mut id = 0;
+    // SAFETY: `id` outlives the call; the program vouches for the handle that it passed.
+    match unsafe { (functions.cuStreamGetId)(handle as CUstream, &mut id) } {
+        0 => id,
+        _ => 0,
+    }
+}
+
+/// A number for this thread that no other thread ever had.
+fn thread_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local!(static NUMBER: u64 = NEXT.fetch_add(1, Relaxed));
+    // A thread that is ending frees memory from the destructors of its thread-locals.
+    NUMBER.try_with(|number| *number).unwrap_or(0)
+}
+
+/// Makes the device's primary context current until dropped, if it is not already.
+struct Current<'a> {
+    functions: &'a Functions,
+    pushed: bool,
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut popped: CUcontext = ptr::null_mut();
+            // SAFETY: pops what `current` pushed on this thread.
+            unsafe { (self.functions.cuCtxPopCurrent_v2)(&mut popped) };
+        }
+    }
+}
+
+fn current<'a>(functions: &'a Functions, context: usize) -> Current<'a> {
+    let mut now: CUcontext = ptr::null_mut();
+    // SAFETY: `now` outlives the call.
+    let known = unsafe { (functions.cuCtxGetCurrent)(&mut now) } == 0;
+    if known && now as usize == context {
+        return Current { functions, pushed: false };
+    }
+    // SAFETY: the primary context was retained and stays.
+    let pushed = unsafe { (functions.cuCtxPushCurrent_v2)(context as CUcontext) } == 0;
+    Current { functions, pushed }
+}
+
+impl DriverGpu {
+    pub fn new(functions: Functions, properties: Arc<Properties>, ledger: Arc<Ledger>) -> Self {
+        let access = properties
+            .reachable_by
+            .iter()
+            .map(|device| CUmemAccessDesc {
+                location: location(*device),
+                flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+            })
+            .collect();
+        DriverGpu { functions, properties, ledger, access, events: Vec::new(), capturing: false }
+    }
+
+    /// A counted call in the device's context.
+    fn call(&self, call: Call, body: impl FnOnce(&Functions) -> u32) -> u32 {
+        let _current = current(&self.functions, self.properties.context);
+        self.ledger.call(call, || body(&self.functions))
+    }
+
+    /// Free and total bytes of the device, as the driver sees them.
+    pub fn memory_info(&self) -> Option<(u64, u64)> {
+        let _current = current(&self.functions, self.properties.context);
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both outlive the call.
+        let status = unsafe { (self.functions.cuMemGetInfo_v2)(&mut free, &mut total) };
+        (status == 0).then_some((free as u64, total as u64))
+    }
+}
+
+impl Gpu for DriverGpu {
+    fn granularity(&self) -> u64 {
+        self.properties.granularity
+    }
+
+    /// Eight times the device's memory: addresses cost next to nothing, and moving uses them up.
+    fn reach(&self) -> u64 {
+        (self.properties.total * 8).next_power_of_two().max(1 << 32)
+    }
+
+    fn create(&mut self, size: u64) -> Result<Handle, Refusal> {
+        if !self.ledger.allows(size) {
+            return Err(Refusal::OverLimit);
+        }
+        let mut handle = 0;
+        let properties = allocation_properties(self.properties.device);
+        // SAFETY: both pointers are to locals.
+        refusal(self.call(Call::Create, |f| unsafe {
+            (f.cuMemCreate)(&mut handle, size as usize, &properties, 0)
+        }))?;
+        self.ledger.take(size);
+        Ok(handle)
+    }
+
+    fn release(&mut self, chunk: Handle, size: u64) {
+        // SAFETY: the pool created the chunk and forgets it now.
+        self.call(Call::Release, |f| unsafe { (f.cuMemRelease)(chunk) });
+        self.ledger.give(size);
+    }
+
+    fn reserve(&mut self, size: u64) -> Result<u64, Refusal> {
+        let mut address = 0;
+        // SAFETY: `address` outlives the call.
+        refusal(self.call(Call::Reserve, |f| unsafe {
+            (f.cuMemAddressReserve)(&mut address, size as usize, 0, 0, 0)
+        }))?;
+        Ok(address)
+    }
+
+    fn unreserve(&mut self, address: u64, size: u64) {
+        // SAFETY: the pool reserved the range and nothing is mapped in it.
+        self.call(Call::FreeAddress, |f| unsafe { (f.cuMemAddressFree)(address, size as usize) });
+    }
+
+    fn map(&mut self, address: u64, size: u64, chunk: Handle) -> Result<(), Refusal> {
+        // SAFETY: a gap in a range that the pool reserved, and a chunk of that size.
+        refusal(self.call(Call::Map, |f| unsafe {
+            (f.cuMemMap)(address, size as usize, 0, chunk, 0)
+        }))?;
+        let access = &self.access;
+        // SAFETY: the range was mapped just now; `access` outlives the call.
+        let result = refusal(self.call(Call::SetAccess, |f| unsafe {
+            (f.cuMemSetAccess)(address, size as usize, access.as_ptr(), access.len())
+        }));
+        if result.is_err() {
+            // SAFETY: mapped just now and used by nothing.
+            self.call(Call::Unmap, |f| unsafe { (f.cuMemUnmap)(address, size as usize) });
+        }
+        result
+    }
+
+    fn unmap(&mut self, address: u64, size: u64) -> Result<(), Refusal> {
+        // SAFETY: a mapping of the pool's that no work uses any more.
+        refusal(self.call(Call::Unmap, |f| unsafe { (f.cuMemUnmap)(address, size as usize) }))
+    }
+
+    fn allocate(&mut self, size: u64) -> Result<u64, Refusal> {
+        if !self.ledger.allows(size) {
+            return Err(Refusal::OverLimit);
+        }
+        let mut address = 0;
+        // SAFETY: `address` outlives the call.
+        refusal(self.call(Call::Alloc, |f| unsafe {
+            (f.cuMemAlloc_v2)(&mut address, size as usize)
+        }))?;
+        self.ledger.take(size);
+        Ok(address)
+    }
+
+    fn free(&mut self, address: u64, size: u64) {
+        // SAFETY: the pool allocated the segment and forgets it now.
+        self.call(Call::Free, |f| unsafe { (f.cuMemFree_v2)(address) });
+        self.ledger.give(size);
+    }
+
+    fn record(&mut self, stream: StreamKey) -> Option<Event> {
+        // Another thread's default stream cannot be named here; a stream whose handle has come
+        // back is another one, and one that is being captured would take the event into its graph.
+        let here = match stream.handle {
+            PER_THREAD => stream.id == thread_number(),
+            0 => true,
+            handle => stream_id(&self.functions, handle) == stream.id,
+        };
+        if !here || self.capturing {
+            return None;
+        }
+        let _current = current(&self.functions, self.properties.context);
+        let handle = stream.handle as CUstream;
+        let mut capture = 0;
+        // SAFETY: `capture` outlives the call; the stream exists, as was asked above.
+        let known = unsafe { (self.functions.cuStreamIsCapturing)(handle, &mut capture) } == 0;
+        if !known || capture != 0 {
+            return None;
+        }
+        let event = match self.events.pop() {
+            Some(event) => event,
+            None => {
+                let mut event: CUevent = ptr::null_mut();
+                let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+                // SAFETY: `event` outlives the call.
+                if unsafe { (self.functions.cuEventCreate)(&mut event, flags) } != 0 {
+                    return None;
+                }
+                event as usize
+            }
+        };
+        // SAFETY: an event of ours and a stream of the same context.
+        let status = self.ledger.call(Call::Record, || unsafe {
+            (self.functions.cuEventRecord)(event as CUevent, handle)
+        });
+        if status != 0 {
+            self.events.push(event);
+            return None;
+        }
+        Some(event as Event)
+    }
+
+    fn passed(&mut self, event: Event) -> bool {
+        if self.capturing {
+            return false;
+        }
+        // SAFETY: an event of ours that was recorded.
+        self.call(Call::Query, |f| unsafe { (f.cuEventQuery)(event as usize as CUevent) }) == 0
+    }
+
+    fn wait(&mut self, event: Event) -> bool {
+        if self.capturing {
+            return false;
+        }
+        // SAFETY: an event of ours that was recorded.
+        self.call(Call::Synchronize, |f| unsafe {
+            (f.cuEventSynchronize)(event as usize as CUevent)
+        }) == 0
+    }
+
+    fn forget(&mut self, event: Event) {
+        self.events.push(event as usize);
+    }
+
+    fn synchronize(&mut self) -> bool {
+        if self.capturing {
+            return false;
+        }
+        // SAFETY: no arguments.
+        self.call(Call::Synchronize, |f| unsafe { (f.cuCtxSynchronize)() }) == 0
+    }
+}
+
+impl Drop for DriverGpu {
+    fn drop(&mut self) {
+        let _current = current(&self.functions, self.properties.context);
+        for event in &self.events {
+            // SAFETY: events of ours that nothing waits for.
+            unsafe { (self.functions.cuEventDestroy_v2)(*event as CUevent) };
+        }
+    }
+}
+

@@ -1,0 +1,118 @@
+//! What one device's pool holds from the driver and may hold, and what the driver calls cost.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+macro_rules! calls {
+    ($($variant:ident = $name:literal,)*) => {
+        /// The driver calls that are counted and timed, by the driver's own names.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs)]
+        pub enum Call { $($variant,)* }
+
+        impl Call {
+            /// Every call, in the order of the enum.
+            pub const ALL: &[Call] = &[$(Call::$variant,)*];
+
+            /// The driver's name.
+            pub fn name(self) -> &'static str {
+                match self { $(Call::$variant => $name,)* }
+            }
+        }
+    };
+}
+
+calls! {
+    Create = "cuMemCreate",
+    Release = "cuMemRelease",
+    Map = "cuMemMap",
+    SetAccess = "cuMemSetAccess",
+    Unmap = "cuMemUnmap",
+    Reserve = "cuMemAddressReserve",
+    FreeAddress = "cuMemAddressFree",
+    Alloc = "cuMemAlloc",
+    Free = "cuMemFree",
+    Record = "cuEventRecord",
+    Query = "cuEventQuery",
+    Synchronize = "cuCtxSynchronize",
+}
+
+/// How often a call was made and what that took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallFigures {
+    /// Calls made.
+    pub count: u64,
+    /// Nanoseconds in all.
+    pub nanoseconds: u64,
+    /// Calls that failed.
+    pub failed: u64,
+}
+
+#[derive(Default)]
+struct Counted {
+    count: AtomicU64,
+    nanoseconds: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// The account of one device. Only its pool writes, under the device's lock; anyone may read.
+pub struct Ledger {
+    held: AtomicU64,
+    limit: AtomicU64,
+    calls: [Counted; Call::ALL.len()],
+}
+
+impl Ledger {
+    pub fn new() -> Self {
+        Ledger {
+            held: AtomicU64::new(0),
+            limit: AtomicU64::new(u64::MAX),
+            calls: Default::default(),
+        }
+    }
+
+    /// Makes a counted, timed call.
+    pub fn call(&self, call: Call, body: impl FnOnce() -> u32) -> u32 {
+        let start = Instant::now();
+        let status = body();
+        let counted = &self.calls[call as usize];
+        counted.nanoseconds.fetch_add(start.elapsed().as_nanos() as u64, Relaxed);
+        counted.count.fetch_add(1, Relaxed);
+        if status != 0 && call as usize != Call::Query as usize {
+            counted.failed.fetch_add(1, Relaxed);
+        }
+        status
+    }
+
+    /// What a call has cost so far.
+    pub fn figures(&self, call: Call) -> CallFigures {
+        let counted = &self.calls[call as usize];
+        CallFigures {
+            count: counted.count.load(Relaxed),
+            nanoseconds: counted.nanoseconds.load(Relaxed),
+            failed: counted.failed.load(Relaxed),
+        }
+    }
+
+    /// Whether `size` more bytes stay within the limit.
+    pub fn allows(&self, size: u64) -> bool {
+        self.held.load(Relaxed).saturating_add(size) <= self.limit.load(Relaxed)
+    }
+
+    pub fn take(&self, size: u64) {
+        self.held.fetch_add(size, Relaxed);
+    }
+
+    pub fn give(&self, size: u64) {
+        self.held.fetch_sub(size, Relaxed);
+    }
+
+    /// The limit in bytes; `u64::MAX` where there is none.
+    pub fn limit(&self) -> u64 {
+        self.limit.load(Relaxed)
+    }
+
+    pub fn set_limit(&self, limit: u64) {
+        self.limit.store(limit, Relaxed);
+    }
+}

@@ -1,0 +1,15 @@
+//! A lock and a driver around each device's pool; settings, statistics, start and exit.
+
+mod device;
+pub mod dump;
+mod gpu;
+mod ledger;
+pub mod lifecycle;
+pub mod message;
+mod registry;
+pub mod settings;
+pub mod stats;
+
+pub use device::{Device, Figures, OutOfMemory, PoolId, Route, UnknownPointer};
+pub use ledger::{Call, CallFigures};
+pub use registry::{Allocator, allocator, allocator_in_use};

@@ -1,0 +1,137 @@
+//! The process's one allocator, and its devices.
+
+use super::device::Device;
+use super::message;
+use super::settings::{Driver, Settings};
+use crate::driver::{self, Functions};
+use once_cell::sync::{Lazy, OnceCell};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The pools of any number of devices, over one driver.
+pub struct Allocator {
+    functions: Functions,
+    settings: Settings,
+    devices: Vec<OnceCell<Device>>,
+    /// Why a device could not be taken up, said once.
+    complained: Mutex<Vec<i32>>,
+}
+
+impl Allocator {
+    /// Initialises the driver. Takes nothing from any device yet. One line says why it cannot.
+    pub fn new(functions: Functions, settings: Settings) -> Result<Self, String> {
+        let mut count = 0;
+        // SAFETY: `count` outlives the calls.
+        let status = unsafe {
+            match (functions.cuInit)(0) {
+                0 => (functions.cuDeviceGetCount)(&mut count),
+                status => status,
+            }
+        };
+        match (status, count) {
+            (0, 1..) => {}
+            (0, _) => return Err("the CUDA driver sees no device".into()),
+            _ => {
+                let name = functions.error_name(status);
+                return Err(format!("the CUDA driver does not start: {name}"));
+            }
+        }
+        let devices = (0..count).map(|_| OnceCell::new()).collect();
+        Ok(Allocator { functions, settings, devices, complained: Mutex::new(Vec::new()) })
+    }
+
+    /// The driver's functions.
+    pub fn functions(&self) -> &Functions {
+        &self.functions
+    }
+
+    /// The settings that the allocator was made with.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// A device by its number, taken up on first use.
+    #[inline]
+    pub fn device(&self, ordinal: i32) -> Result<&Device, String> {
+        match self.devices.get(ordinal as usize) {
+            Some(cell) => match cell.get() {
+                Some(device) => Ok(device),
+                None => cell.get_or_try_init(|| self.open(ordinal)),
+            },
+            None => Err(format!(
+                "there is no device {ordinal}: the driver sees {}, numbered from 0",
+                self.devices.len()
+            )),
+        }
+    }
+
+    #[cold]
+    fn open(&self, ordinal: i32) -> Result<Device, String> {
+        Device::open(self.functions, ordinal, self.devices.len() as i32, &self.settings)
+    }
+
+    /// The same, saying why not on standard error, once for each device.
+    #[inline]
+    pub fn device_or_say(&self, ordinal: i32) -> Option<&Device> {
+        self.device(ordinal).map_err(|why| self.complain(ordinal, &why)).ok()
+    }
+
+    #[cold]
+    fn complain(&self, ordinal: i32, why: &str) {
+        let mut complained = self.complained.lock();
+        if !complained.contains(&ordinal) {
+            complained.push(ordinal);
+            message::say(why);
+        }
+    }
+
+    /// The devices taken up so far.
+    pub fn open_devices(&self) -> impl Iterator<Item = &Device> {
+        self.devices.iter().filter_map(|cell| cell.get())
+    }
+}
+
+static SETTINGS: Lazy<Settings> = Lazy::new(|| {
+    let (settings, complaints) = Settings::from_environment();
+    complaints.iter().for_each(|line| message::say(line));
+    settings
+});
+
+static ALLOCATOR: OnceCell<Option<Allocator>> = OnceCell::new();
+
+/// The process's allocator, made on the first call as the environment says. Where there is no
+/// driver the answer is `None`, and one line on standard error says why.
+#[inline]
+pub fn allocator() -> Option<&'static Allocator> {
+    match ALLOCATOR.get() {
+        Some(allocator) => allocator.as_ref(),
+        None => first(),
+    }
+}
+
+#[cold]
+fn first() -> Option<&'static Allocator> {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let make = || {
+        let functions = match SETTINGS.driver {
+            Driver::Cuda => driver::cuda(),
+            Driver::Sim => Ok(driver::sim()),
+        };
+        let allocator = functions.and_then(|functions| Allocator::new(functions, SETTINGS.clone()));
+        match allocator {
+            Ok(allocator) => Some(allocator),
+            Err(why) => {
+                if !SAID.swap(true, Ordering::Relaxed) {
+                    message::say(&format!("no memory can be had: {why}"));
+                }
+                None
+            }
+        }
+    };
+    ALLOCATOR.get_or_init(make).as_ref()
+}
+
+/// The process's allocator if it has been made; for statistics, which make none.
+pub fn allocator_in_use() -> Option<&'static Allocator> {
+    ALLOCATOR.get().and_then(Option::as_ref)
+}

@@ -1,0 +1,169 @@
+//! The statistics as JSON, and their schema.
+//!
+//! The pool's counters are the only source. [`OWN`] is the one list of the figures that PyTorch
+//! does not have: the JSON and the README's table are both made from it.
+
+use super::device::{Device, Figures};
+use super::registry::allocator_in_use;
+use super::settings::Driver;
+use crate::core::{Counters, Flow, Usage};
+use serde_json::{Map, Value, json};
+use std::fmt::Write;
+use std::time::{Duration, SystemTime};
+
+/// Raised when a field changes its meaning or goes; new fields do not raise it.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// One figure of ours for a device.
+struct Own {
+    name: &'static str,
+    doc: &'static str,
+    value: fn(&Figures) -> Value,
+}
+
+macro_rules! own {
+    ($($name:literal, $doc:literal, $value:expr;)*) => {
+        const OWN: &[Own] = &[$(Own { name: $name, doc: $doc, value: $value },)*];
+    };
+}
+
+own! {
+    "limit_bytes", "the limit on what may be held from the driver; null where none is set",
+        |f| f.limit.map_or(Value::Null, Value::from);
+    "fragmentation", "free share of what is held: inactive bytes over reserved bytes, 0 to 1",
+        |f| {
+            let all = &f.counters.all;
+            let reserved = all.reserved_bytes.current.max(1) as f64;
+            json!(all.inactive_split_bytes.current as f64 / reserved)
+        };
+    "largest_free_bytes", "the largest free contiguous range",
+        |f| json!(f.largest_free);
+    "live_blocks", "blocks that the program has not given back",
+        |f| json!(f.counters.all.allocation.current);
+    "pending_bytes", "bytes given back that another recorded stream may still use",
+        |f| json!(f.counters.pending_bytes);
+    "hits", "requests met from memory that was free already",
+        |f| json!(f.counters.hits);
+    "growths", "requests for which new memory was taken from the driver",
+        |f| json!(f.counters.growths);
+    "stitches", "chunks mapped a second time to make free memory contiguous",
+        |f| json!(f.counters.stitches);
+    "stitched_bytes", "bytes of those chunks",
+        |f| json!(f.counters.stitched_bytes);
+    "stale_mappings", "old mappings of moved chunks that are still up",
+        |f| json!(f.counters.stale);
+    "stale_bytes", "bytes behind those mappings; they are held once, not twice",
+        |f| json!(f.counters.stale_bytes);
+    "address_bytes", "addresses reserved; they cost no memory",
+        |f| json!(f.addresses);
+    "driver_errors", "driver calls that failed for another reason than want of memory",
+        |f| json!(f.counters.driver_errors);
+    "driver_calls", "for each driver call: `count`, `nanoseconds` in all, and `failed`",
+        |f| {
+            let calls = f.calls.iter().map(|(call, figures)| {
+                let value = json!({
+                    "count": figures.count,
+                    "nanoseconds": figures.nanoseconds,
+                    "failed": figures.failed,
+                });
+                (call.name().to_string(), value)
+            });
+            Value::Object(calls.collect())
+        };
+}
+
+/// The statistics of every device taken up so far, one JSON object. A device that another thread
+/// keeps locked for longer than `patience` is marked `busy` and has no figures.
+pub fn json(patience: Duration) -> String {
+    let allocator = allocator_in_use();
+    let devices: Vec<Value> = allocator
+        .into_iter()
+        .flat_map(|allocator| allocator.open_devices())
+        .map(|device| device_json(device, device.figures_within(patience).as_ref()))
+        .collect();
+    let driver = allocator.map(|allocator| match allocator.settings().driver {
+        Driver::Cuda => "cuda",
+        Driver::Sim => "sim",
+    });
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    json!({
+        "schema_version": SCHEMA_VERSION,
+        "version": env!("CARGO_PKG_VERSION"),
+        "pid": std::process::id(),
+        "time": now.as_secs(),
+        "driver": driver,
+        "devices": devices,
+    })
+    .to_string()
+}
+
+fn device_json(device: &Device, figures: Option<&Figures>) -> Value {
+    let mut object = Map::new();
+    object.insert("device".into(), device.ordinal().into());
+    object.insert("name".into(), device.name().into());
+    object.insert("total_bytes".into(), device.total_bytes().into());
+    object.insert("busy".into(), figures.is_none().into());
+    if let Some(figures) = figures {
+        object.insert("memory_stats".into(), Value::Object(memory_stats(&figures.counters)));
+        for own in OWN {
+            object.insert(own.name.into(), (own.value)(figures));
+        }
+    }
+    Value::Object(object)
+}
+
+/// PyTorch's `memory_stats`, key by key under its names (`torch/cuda/memory.py`).
+pub fn memory_stats(counters: &Counters) -> Map<String, Value> {
+    let mut stats = Map::new();
+    let mut put = |name: String, flow: &Flow| {
+        stats.insert(format!("{name}.current"), flow.current.into());
+        stats.insert(format!("{name}.peak"), flow.peak.into());
+        stats.insert(format!("{name}.allocated"), flow.allocated.into());
+        stats.insert(format!("{name}.freed"), flow.freed.into());
+    };
+    for (pool, usage) in
+        [("all", &counters.all), ("small_pool", &counters.small), ("large_pool", &counters.large)]
+    {
+        for (name, flow) in by_name(usage) {
+            put(format!("{name}.{pool}"), flow);
+        }
+    }
+    // Nothing is oversize without `max_split_size_mb`, which has no effect here.
+    put("oversize_allocations".into(), &Flow::default());
+    put("oversize_segments".into(), &Flow::default());
+    for (name, value) in [
+        ("num_alloc_retries", counters.alloc_retries),
+        ("num_ooms", counters.ooms),
+        ("num_sync_all_streams", counters.syncs),
+        ("num_device_alloc", counters.device_allocs),
+        ("num_device_free", counters.device_frees),
+    ] {
+        stats.insert(name.into(), value.into());
+    }
+    stats.insert("max_split_size".into(), (-1).into());
+    stats
+}
+
+fn by_name(usage: &Usage) -> [(&'static str, &Flow); 9] {
+    [
+        ("allocation", &usage.allocation),
+        ("segment", &usage.segment),
+        ("active", &usage.active),
+        ("inactive_split", &usage.inactive_split),
+        ("allocated_bytes", &usage.allocated_bytes),
+        ("reserved_bytes", &usage.reserved_bytes),
+        ("active_bytes", &usage.active_bytes),
+        ("inactive_split_bytes", &usage.inactive_split_bytes),
+        ("requested_bytes", &usage.requested_bytes),
+    ]
+}
+
+/// Our own fields of a device as the README shows them: a Markdown table.
+pub fn markdown() -> String {
+    let mut text = String::from("| field | meaning |\n| --- | --- |\n");
+    for own in OWN {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "| `{}` | {} |", own.name, own.doc);
+    }
+    text
+}

@@ -1,0 +1,303 @@
+//! What PyTorch calls: the functions of a pluggable allocator and its hooks
+//! (`torch::cuda::CUDAPluggableAllocator` in PyTorch's `CUDAPluggableAllocator.h`).
+
+use super::guard::guard;
+use concertina_engine::runtime::{Device, Route, allocator, allocator_in_use, lifecycle, message};
+use std::ffi::{c_double, c_int, c_ulonglong, c_void};
+use std::ptr;
+use std::sync::atomic::AtomicBool;
+
+/// What a stream's handle points to: `cudaStream_t` and `CUstream` are pointers to it, and null is
+/// the default stream.
+#[allow(non_camel_case_types)]
+pub struct CUstream_st;
+
+/// The name of a private pool: PyTorch's `MempoolId_t`, a pair of numbers passed by value.
+#[allow(non_camel_case_types)]
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct concertina_pool_id {
+    /// The pool's number where it was made for a CUDA graph, else 0.
+    pub graph: c_ulonglong,
+    /// The pool's number where a program made it, else 0.
+    pub user: c_ulonglong,
+}
+
+/// Hands out `size` bytes of `device`'s memory, ready for work on `stream`.
+///
+/// `size` is in bytes and rounded up to 512; `device` is the CUDA device's number; `stream` is a
+/// stream of that device, null for the default one. The address is aligned to 512 bytes. The memory
+/// is not cleared. It stays the library's and goes back with `concertina_free`.
+///
+/// Returns null for a size of 0; null after one line on standard error when there is no memory, no
+/// such device or no CUDA driver; null in a process forked from one that had used the library.
+///
+/// Any thread may call it. It waits for the GPU only when memory has run out.
+#[unsafe(no_mangle)]
+pub extern "C" fn concertina_malloc(
+    size: usize,
+    device: c_int,
+    stream: *mut CUstream_st,
+) -> *mut c_void {
+    guard(ptr::null_mut(), || {
+        if size == 0 {
+            return ptr::null_mut();
+        }
+        lifecycle::first_use();
+        let Some(device) = usable(device) else { return ptr::null_mut() };
+        match device.allocate(size, stream as u64) {
+            Ok(address) => address as *mut c_void,
+            Err(shortage) => {
+                message::say(&shortage.to_string());
+                ptr::null_mut()
+            }
+        }
+    })
+}
+
+/// Takes back what `concertina_malloc` handed out.
+///
+/// `pointer` is an address that `concertina_malloc` returned, or null, which does nothing. `size`,
+/// `device` and `stream` are what was passed then; only `device` is looked at. The stream that the
+/// memory was allocated on may get it again at once, another one when the work before is done, and
+/// nobody before the streams named by `concertina_record_stream` are done with it.
+///
+/// An address that is not in use is left alone, with one line on standard error the first time.
+///
+/// Any thread may call it. It never waits for the GPU.
+#[unsafe(no_mangle)]
+pub extern "C" fn concertina_free(
+    pointer: *mut c_void,
+    size: usize,
+    device: c_int,
+    stream: *mut CUstream_st,
+) {
+    let _ = (size, stream);
+    guard((), || {
+        if pointer.is_null() || lifecycle::in_forked_child() {
+            return;
+        }
+        let Some(allocator) = allocator_in_use() else { return };
+        let here = allocator.device(device).ok();
+        if here.is_some_and(|here| here.free(pointer as u64).is_ok()) {
+            return;
+        }
+        let elsewhere = allocator.open_devices().any(|other| other.free(pointer as u64).is_ok());
+        if !elsewhere {
+            unknown("concertina_free", pointer);
+        }
+    });
+}
+
+/// Prepares the library for `device_count` devices. Not needed: the first allocation does it too.
+///
+/// Any thread may call it.
+#[unsafe(no_mangle)]
+pub extern "C" fn concertina_init(device_count: c_int) {
+    let _ = device_count;
+    guard((), || {
+        lifecycle::first_use();
+        if !lifecycle::in_forked_child() {
+            allocator();
+        }
+    });
+}
+
+/// Gives all memory that is free, in whole chunks, back to the driver, on every device.
+///
+/// Waits for the GPU where free memory may still be in use. Any thread may call it.
+#[unsafe(no_mangle)]
+pub extern "C" fn concertina_empty_cache() {
+    guard((), || each_device(|device| device.empty_cache()));
+}
+
+/// Limits what the library may hold on `device` to `fraction` of the device's memory.
+///
+/// `fraction` is from 0.0 to 1.0; 1.0 lifts the limit. What is held beyond the limit stays, so call
+/// `concertina_empty_cache` too. Another value is refused with one line on standard error.
+///
+/// Any thread may call it.
+#[unsafe(no_mangle)]
+pub extern "C" fn concertina_memory_fraction(fraction: c_double, device: c_int) {
+    guard((), || {
+        if !(0.0..=1.0).contains(&fraction) {
+            message::say(&format!(
+                "a memory fraction of {fraction} is ignored: it is a number from 0.0 to 1.0"
+            ));
+            return;
+        }
+        lifecycle::first_use();
+        if let Some(device) = usable(device) {
+            device.set_memory_fraction(fraction);
+        }
+    });
+}
+
+/// Finds the allocation that `pointer` stands for: an address that `concertina_malloc` returned.
+///
+/// Writes the allocation's size in bytes to `size`, which may be null, and returns its address.
+/// Returns null, and writes 0, if the address is not the start of an allocation in use.
+///
+/// Any thread may call it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn concertina_base_alloc(
+    pointer: *mut c_void,
+    size: *mut usize,
+) -> *mut c_void {
+    guard(ptr::null_mut(), || {
+        let mut found = None;
+        each_device(|device| found = found.or(device.size_of(pointer as u64)));
+        if !size.is_null() {
+            // SAFETY: the caller vouches for a size_t behind a pointer that is not null.
+            unsafe { *size = found.unwrap_or(0) as usize };
+        }
+        found.map_or(ptr::null_mut(), |_| pointer)
+    })
+}
+
+/// Notes that `stream` uses the memory at `pointer`, besides the stream that it was allocated on.
+///
+/// Once freed, the memory is not used again before `stream`'s work up to then is done. `pointer` is
+/// an address that `concertina_malloc` returned, or null, which does nothing; an address that is not
+/// in use is left alone, with one line on standard error the first time.
+///
+/// Any thread may call it. It never waits for the GPU.
+#[unsafe(no_mangle)]
+pub extern "C" fn concertina_record_stream(pointer: *mut c_void, stream: *mut CUstream_st) {
+    guard((), || {
+        if pointer.is_null() {
+            return;
+        }
+        let mut known = false;
+        each_device(|device| {
+            known = known || device.record_use(pointer as u64, stream as u64).is_ok();
+        });
+        if !known && !lifecycle::in_forked_child() {
+            unknown("concertina_record_stream", pointer);
+        }
+    });
+}
+
+/// From now on, allocations on `device` that `filter` claims come from the private pool `pool`,
+/// which shares no memory with others; it is made if there is none of that name, and counts one
+/// user more.
+///
+/// `filter` points to a C++ `std::function<bool(cudaStream_t)>` (of libstdc++, 32 bytes), which is
+/// copied; an empty one claims nothing. The copy is dropped by `concertina_end_allocate_to_pool`.
+/// The filter is called with the stream of each allocation and may not allocate.
+///
+/// Any thread may call it. Until the end is called the library does not wait for the GPU, because a
+/// stream may be in capture.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn concertina_begin_allocate_to_pool(
+    device: c_int,
+    pool: concertina_pool_id,
+    filter: *const c_void,
+) {
+    guard((), || {
+        lifecycle::first_use();
+        let Some(device) = usable(device) else { return };
+        // SAFETY: the caller vouches for a `std::function` behind a pointer that is not null.
+        let Some(filter) = (unsafe { StreamFilter::copy_of(filter.cast()) }) else { return };
+        let filter = Box::new(move |stream| filter.claims(stream));
+        device.begin_pool(Route { pool: (pool.graph, pool.user), filter });
+    });
+}
+
+/// Ends what `concertina_begin_allocate_to_pool` began: no more allocations go to the pool by it.
+///
+/// Any thread may call it.
+#[unsafe(no_mangle)]
+pub extern "C" fn concertina_end_allocate_to_pool(device: c_int, pool: concertina_pool_id) {
+    guard((), || {
+        if let Some(device) = usable(device) {
+            device.end_pool((pool.graph, pool.user));
+        }
+    });
+}
+
+/// Takes one user from the private pool `pool`. With the last one its free memory goes back to the
+/// driver, and the rest when it is freed.
+///
+/// Any thread may call it.
+#[unsafe(no_mangle)]
+pub extern "C" fn concertina_release_pool(device: c_int, pool: concertina_pool_id) {
+    guard((), || {
+        if let Some(device) = usable(device) {
+            device.release_pool((pool.graph, pool.user));
+        }
+    });
+}
+
+/// The device, unless there is none or this process may not use it.
+#[inline]
+fn usable(device: c_int) -> Option<&'static Device> {
+    if lifecycle::in_forked_child() {
+        lifecycle::explain_forked_child();
+        return None;
+    }
+    allocator()?.device_or_say(device)
+}
+
+fn each_device(mut act: impl FnMut(&'static Device)) {
+    if !lifecycle::in_forked_child() {
+        allocator_in_use().into_iter().flat_map(|it| it.open_devices()).for_each(&mut act);
+    }
+}
+
+#[cold]
+fn unknown(function: &str, pointer: *mut c_void) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    message::say_once(&SAID, || {
+        format!("{function}: {pointer:?} is not in use; it is left alone, as others like it will be")
+    });
+}
+
+/// A copy of a `std::function<bool(cudaStream_t)>` as libstdc++ lays it out (`std_function.h`):
+/// two words of state, a manager that copies and destroys them, and the function to call.
+#[repr(C)]
+struct StreamFilter {
+    state: [usize; 2],
+    manager: Option<unsafe extern "C" fn(*mut [usize; 2], *const [usize; 2], c_int) -> bool>,
+    invoker: Option<unsafe extern "C" fn(*const [usize; 2], *const *mut CUstream_st) -> bool>,
+}
+
+/// `_Manager_operation` of libstdc++.
+const CLONE: c_int = 2;
+const DESTROY: c_int = 3;
+
+// SAFETY: PyTorch's filters look at streams' capture state and at the calling thread, and are
+// called from whichever thread allocates; the device's lock lets one call in at a time.
+unsafe impl Send for StreamFilter {}
+
+impl StreamFilter {
+    /// `None` where there is nothing to call.
+    ///
+    /// # Safety
+    /// `function` is null or points to a live `std::function` of the type above.
+    unsafe fn copy_of(function: *const StreamFilter) -> Option<StreamFilter> {
+        // SAFETY: as promised by the caller.
+        let function = unsafe { function.as_ref() }?;
+        let (manager, invoker) = (function.manager?, function.invoker?);
+        let mut state = [0; 2];
+        // SAFETY: the manager fills `state` with a copy of the function's state.
+        unsafe { manager(&mut state, &function.state, CLONE) };
+        Some(StreamFilter { state, manager: Some(manager), invoker: Some(invoker) })
+    }
+
+    fn claims(&self, stream: u64) -> bool {
+        let stream = stream as *mut CUstream_st;
+        // SAFETY: the state is a live copy that this invoker was made for.
+        self.invoker.is_some_and(|invoker| unsafe { invoker(&self.state, &stream) })
+    }
+}
+
+impl Drop for StreamFilter {
+    fn drop(&mut self) {
+        if let Some(manager) = self.manager {
+            let state: *mut [usize; 2] = &mut self.state;
+            // SAFETY: destroys the copy that `copy_of` made, once.
+            unsafe { manager(state, state, DESTROY) };
+        }
+    }
+}
