@@ -145,7 +145,7 @@ fn allocated(file: &Path) -> u64 {
     let stats = read(file);
     let devices = stats["devices"].as_array().expect("a list of devices");
     let bytes = |device: &Value| {
-        device["allocated_bytes.all.current"]
+        device["memory_stats"]["allocated_bytes.all.current"]
             .as_u64()
             .unwrap_or_else(|| panic!("{stats}"))
     };

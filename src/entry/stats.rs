@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// and an empty text, in a process that was forked from one that had used the library.
 ///
 /// Any thread may call it. A device that another thread keeps locked for a second is marked
-/// `"busy": true` and left out.
+/// `"busy": true` and has no figures.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn concertina_stats_json(buffer: *mut c_char, capacity: usize) -> usize {
     guard(0, || {
