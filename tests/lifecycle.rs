@@ -260,6 +260,17 @@ fn a_crash_after_the_first_exit_handlers_leaves_a_file() {
 }
 
 #[test]
+fn the_text_keeps_to_the_callers_buffer() {
+    scratch!(scratch, file);
+    let said = output(&mut c("text", &file));
+    let (version, text) = said.split_once('\n').expect("two lines");
+    assert_eq!(version, env!("CARGO_PKG_VERSION"));
+    let stats: Value = serde_json::from_str(text).expect("JSON");
+    assert_eq!(stats["version"], version);
+    drop(scratch);
+}
+
+#[test]
 fn by_hand_at_any_time() {
     scratch!(scratch, file);
     let mut command = c("by hand", &file);

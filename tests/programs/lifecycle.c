@@ -20,6 +20,8 @@
 static __typeof__(&concertina_malloc) allocate;
 static __typeof__(&concertina_free) release;
 static __typeof__(&concertina_dump_stats) dump;
+static __typeof__(&concertina_stats_json) text;
+static __typeof__(&concertina_version) version;
 
 static const char *file;
 static void *late[2];
@@ -38,7 +40,9 @@ static void load(const char *library) {
     *(void **)&allocate = dlsym(handle, "concertina_malloc");
     *(void **)&release = dlsym(handle, "concertina_free");
     *(void **)&dump = dlsym(handle, "concertina_dump_stats");
-    check(allocate && release && dump, "dlsym");
+    *(void **)&text = dlsym(handle, "concertina_stats_json");
+    *(void **)&version = dlsym(handle, "concertina_version");
+    check(allocate && release && dump && text && version, "dlsym");
 }
 
 static void *get(void) {
@@ -111,6 +115,28 @@ static void use_in_child(void *block) {
     check(dump(NULL) == 10 /* ECHILD */, "a child wrote statistics");
 }
 
+/* The whole text on standard output, if it keeps to the caller's buffer. */
+static int print_text(void) {
+    char small[9];
+    memset(small, '#', sizeof small);
+    size_t length = text(NULL, 0);
+    check(length > 8, "length");
+    text(small, 0);
+    check(small[0] == '#', "a capacity of 0");
+    text(small, 1);
+    check(small[0] == '\0' && small[1] == '#', "a capacity of 1");
+    text(small, 8);
+    check(strlen(small) == 7 && small[8] == '#', "a capacity of 8");
+    char *whole = malloc(length + 100);
+    check(whole != NULL, "malloc");
+    length = text(whole, length + 100);
+    check(strlen(whole) == length, "the whole text");
+    check(strncmp(whole, small, 7) == 0, "the same text");
+    printf("%s\n%s\n", version(), whole);
+    free(whole);
+    return 0;
+}
+
 int main(int count, char **arguments) {
     check(count >= 3, "usage: lifecycle LIBRARY CASE [FILE]");
     const char *name = arguments[2];
@@ -131,6 +157,10 @@ int main(int count, char **arguments) {
 
     if (CASE("unused"))
         return 0;
+    if (CASE("text")) {
+        get();
+        return print_text();
+    }
     if (CASE("by hand")) {
         check(dump(file) == 0, "dump");
         check(is_there(), "no file");
