@@ -1,0 +1,100 @@
+"""Switches PyTorch to the concertina allocator with one line.
+
+    import concertina; concertina.install()
+
+Call it before anything uses the GPU. ``concertina.stats()`` then says where the memory is.
+"""
+
+import ctypes
+import json
+import os
+import pathlib
+
+__all__ = ["install", "stats", "dump_stats", "library"]
+
+_HERE = pathlib.Path(__file__).resolve().parent
+_library = None
+_installed = False
+
+
+def library():
+    """The path of ``libconcertina.so``: what ``CONCERTINA_LIBRARY`` names, else the one beside
+    this module, else the one that ``cargo build --release`` made in this source tree."""
+    named = os.environ.get("CONCERTINA_LIBRARY")
+    if named:
+        return named
+    beside = _HERE / "libconcertina.so"
+    built = _HERE.parent.parent / "target" / "release" / "libconcertina.so"
+    for path in (beside, built):
+        if path.exists():
+            return str(path)
+    raise FileNotFoundError(
+        f"libconcertina.so is neither at {beside} nor at {built}: "
+        "build it with `cargo build --release`, or name it in CONCERTINA_LIBRARY"
+    )
+
+
+def _load():
+    global _library
+    if _library is None:
+        _library = ctypes.CDLL(library())
+        _library.concertina_stats_json.restype = ctypes.c_size_t
+        _library.concertina_stats_json.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+        _library.concertina_dump_stats.argtypes = [ctypes.c_char_p]
+    return _library
+
+
+def install():
+    """Makes concertina PyTorch's allocator for CUDA memory, with all of its hooks.
+
+    Works once a process and only before CUDA is initialised; RuntimeError otherwise. A second
+    call does nothing.
+    """
+    global _installed
+    if _installed:
+        return
+    import torch
+
+    if torch.cuda.is_initialized():
+        raise RuntimeError(
+            "concertina.install() comes too late: CUDA is initialised already; "
+            "call it before anything uses the GPU"
+        )
+    lib = _load()
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(
+        library(), "concertina_malloc", "concertina_free"
+    )
+    hooks = allocator.allocator()
+    for setter, function in {
+        "set_init_fn": lib.concertina_init,
+        "set_reset_fn": lib.concertina_empty_cache,
+        "set_memory_fraction_fn": lib.concertina_memory_fraction,
+        "set_base_alloc_fn": lib.concertina_base_alloc,
+        "set_record_stream_fn": lib.concertina_record_stream,
+        "set_begin_allocate_to_pool": lib.concertina_begin_allocate_to_pool,
+        "set_end_allocate_to_pool_fn": lib.concertina_end_allocate_to_pool,
+        "set_release_pool": lib.concertina_release_pool,
+    }.items():
+        getattr(hooks, setter)(ctypes.cast(function, ctypes.c_void_p).value)
+    torch.cuda.memory.change_current_allocator(allocator)
+    _installed = True
+
+
+def stats():
+    """The statistics as a dict: what ``CONCERTINA_STATS`` writes at exit, as it is now."""
+    lib = _load()
+    length = lib.concertina_stats_json(None, 0)
+    while True:
+        # Other threads allocate meanwhile: the text may have grown.
+        buffer = ctypes.create_string_buffer(length + 256)
+        length = lib.concertina_stats_json(buffer, len(buffer))
+        if length < len(buffer):
+            return json.loads(buffer.value)
+
+
+def dump_stats(path=None):
+    """Writes the statistics to ``path`` (``%p``, ``%h`` and ``%r`` stand for pid, host and rank),
+    or to what ``CONCERTINA_STATS`` names. Raises OSError if that fails."""
+    error = _load().concertina_dump_stats(None if path is None else os.fsencode(path))
+    if error:
+        raise OSError(error, os.strerror(error), path)
