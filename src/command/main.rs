@@ -1,2 +1,197 @@
-//! x
-fn main(){}
+//! The command `concertina`.
+//!
+//! Exit status: 0 when all that was asked was done, 1 when some of it could not be (a line on
+//! standard error says what), 2 for arguments that make no sense.
+
+mod replay;
+mod report;
+mod trace;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const COMMANDS: &str = "replay, --help, --version";
+
+const HELP: &str = "\
+A CUDA memory allocator, and what goes with it.
+
+  concertina replay FILE…   replays recorded allocations and measures (replay --help says more)
+  concertina --version
+  concertina --help
+";
+
+const REPLAY_OPTIONS: &str =
+    "FILE…, --driver, --limit, --min-limit, --passes, --late, --json, --help";
+
+const REPLAY_HELP: &str = "\
+Replays allocation traces through concertina's pool and measures.
+
+  concertina replay FILE… [options]
+
+  FILE…            traces, plain text or gzip: a line that starts with #, then one event a line,
+                   `a ID SIZE STREAM` (allocate) or `f ID` (free), ids counting up from 1
+  --driver DRIVER  sim: a simulated GPU; cuda: device 0 of this machine; auto (the default): cuda
+                   where there is one and --late isn't given, else sim
+  --limit MIB      the most memory the pool may hold
+  --min-limit      search the smallest limit, in whole MiB, under which a replay from an empty pool
+                   completes
+  --passes N       replays of each trace, 1 to 1000 (default 3): the first starts with an empty
+                   pool, the others keep it
+  --late N         the work of each simulated stream finishes N events late, 0 to 1000000
+  --json           one line of JSON a trace instead of a table
+
+`live` counts each block rounded up to 512 bytes, `reserved` all memory held from the driver; `ns`
+is nanoseconds an event: cold from the empty pool, warm the median of the passes after it.
+Exit status 1: a trace could not be read, or did not complete.
+";
+
+/// What the arguments ask for.
+enum Request {
+    Print(String),
+    Replay(replay::Options),
+}
+
+fn main() -> ExitCode {
+    let request = match request(lexopt::Parser::from_env()) {
+        Ok(request) => request,
+        Err(message) => {
+            complain(&message);
+            return ExitCode::from(2);
+        }
+    };
+    let mut out = io::stdout().lock();
+    let done = match request {
+        Request::Print(text) => out.write_all(text.as_bytes()).map(|()| true),
+        Request::Replay(options) => replay::run(&options, &mut out),
+    };
+    match done.and_then(|done| out.flush().map(|()| done)) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        // Whoever read the output has seen enough of it, as `head` does.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
+        Err(error) => {
+            complain(&format!("standard output: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Says `message` on standard error, on one line. That failing is no reason to stop.
+fn complain(message: &str) {
+    let _ = writeln!(io::stderr(), "concertina: {}", trace::printable(message));
+}
+
+fn request(mut arguments: lexopt::Parser) -> Result<Request, String> {
+    use lexopt::Arg::{Long, Short, Value};
+    let wrong = |what: &str| format!("{what}; allowed is one of {COMMANDS}");
+    match arguments
+        .next()
+        .map_err(|error| wrong(&error.to_string()))?
+    {
+        Some(Value(command)) if command == "replay" => replay_request(arguments),
+        Some(Long("help") | Short('h')) => only(arguments, "--help", HELP.into()),
+        Some(Long("version") | Short('V')) => {
+            let version = env!("CARGO_PKG_VERSION");
+            only(arguments, "--version", format!("concertina {version}\n"))
+        }
+        Some(Value(command)) => Err(wrong(&format!(
+            "there is no command '{}'",
+            command.to_string_lossy()
+        ))),
+        Some(option) => Err(wrong(&option.unexpected().to_string())),
+        None => Err(wrong("no command is given")),
+    }
+}
+
+/// Prints `text`, if nothing follows the option.
+fn only(mut arguments: lexopt::Parser, option: &str, text: String) -> Result<Request, String> {
+    match arguments.next() {
+        Ok(None) => Ok(Request::Print(text)),
+        Ok(Some(more)) => Err(format!(
+            "{}; {option} takes nothing after it",
+            more.unexpected()
+        )),
+        Err(error) => Err(format!("{error}; {option} takes nothing after it")),
+    }
+}
+
+fn replay_request(mut arguments: lexopt::Parser) -> Result<Request, String> {
+    use lexopt::Arg::{Long, Short, Value};
+    let wrong = |error: lexopt::Error| format!("replay: {error}; allowed are {REPLAY_OPTIONS}");
+    let mut options = replay::Options::default();
+    while let Some(argument) = arguments.next().map_err(wrong)? {
+        match argument {
+            Long("help") | Short('h') => return Ok(Request::Print(REPLAY_HELP.into())),
+            Long("driver") => {
+                options.driver = driver(&mut arguments)?;
+            }
+            Long("limit") => {
+                // The most is 2^46 bytes, which is also the most that a trace may have live.
+                let mib = number(&mut arguments, "--limit", 1..=1 << 26, "MiB")?;
+                options.limit_bytes = Some(mib << 20);
+            }
+            Long("min-limit") => options.min_limit = true,
+            Long("passes") => {
+                options.passes = number(&mut arguments, "--passes", 1..=1000, "passes")? as u32;
+            }
+            Long("late") => {
+                let late = number(&mut arguments, "--late", 0..=1_000_000, "events")?;
+                options.late = Some(late as u32);
+            }
+            Long("json") => options.json = true,
+            Value(file) => options.files.push(PathBuf::from(file)),
+            other => return Err(wrong(other.unexpected())),
+        }
+    }
+    if options.files.is_empty() {
+        return Err("replay: no trace file is given; at least one is needed".into());
+    }
+    if options.min_limit && options.limit_bytes.is_some() {
+        return Err("replay: --limit and --min-limit exclude each other; give one of them".into());
+    }
+    if options.late.is_some() && options.driver == replay::Choice::Cuda {
+        return Err(
+            "replay: --late needs the simulated GPU; allowed with it is --driver sim".into(),
+        );
+    }
+    Ok(Request::Replay(options))
+}
+
+/// The value of `--driver`.
+fn driver(arguments: &mut lexopt::Parser) -> Result<replay::Choice, String> {
+    let allowed = "allowed is one of auto, sim, cuda";
+    let value = value(arguments, "--driver", allowed)?;
+    match value.to_str() {
+        Some("auto") => Ok(replay::Choice::Auto),
+        Some("sim") => Ok(replay::Choice::Sim),
+        Some("cuda") => Ok(replay::Choice::Cuda),
+        _ => Err(format!(
+            "replay: --driver {}: {allowed}",
+            value.to_string_lossy()
+        )),
+    }
+}
+
+/// The value of an option that takes a whole number of some `unit`.
+fn number(
+    arguments: &mut lexopt::Parser,
+    option: &str,
+    range: RangeInclusive<u64>,
+    unit: &str,
+) -> Result<u64, String> {
+    let allowed = format!("allowed is {} to {} {unit}", range.start(), range.end());
+    let value = value(arguments, option, &allowed)?;
+    let number = value.to_str().and_then(|value| value.parse().ok());
+    number
+        .filter(|number| range.contains(number))
+        .ok_or_else(|| format!("replay: {option} {}: {allowed}", value.to_string_lossy()))
+}
+
+fn value(arguments: &mut lexopt::Parser, option: &str, allowed: &str) -> Result<OsString, String> {
+    arguments
+        .value()
+        .map_err(|_| format!("replay: {option} needs a value; {allowed}"))
+}

@@ -1,0 +1,374 @@
+//! `concertina replay`: puts traces through the pool, on a simulated GPU or a real one, and says
+//! what that took in memory and time.
+//!
+//! A replay allocates and frees exactly what the trace says, on streams made for it; only the loop
+//! over the events is timed. Every figure is the pool's own.
+
+use crate::complain;
+use crate::report::{Report, Table};
+use crate::trace::{self, Event, Trace};
+use concertina_engine::driver::{self, Functions};
+use concertina_engine::runtime::settings::Settings;
+use concertina_engine::runtime::{Allocator, Device};
+use concertina_sim::{Bound, Config, Machine, Pace};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Limits are whole numbers of these.
+const MIB: u64 = 1 << 20;
+
+/// `CU_STREAM_NON_BLOCKING`: no order with the default stream.
+const NON_BLOCKING: u32 = 1;
+
+/// The simulated GPU has at least this, and this many times the trace's peak.
+const SIM_BYTES: u64 = 80 << 30;
+const SIM_PEAKS: u64 = 4;
+
+/// What to replay, and how.
+pub struct Options {
+    pub files: Vec<PathBuf>,
+    pub driver: Choice,
+    pub limit_bytes: Option<u64>,
+    pub min_limit: bool,
+    pub passes: u32,
+    /// By how many events the work of each simulated stream is late.
+    pub late: Option<u32>,
+    pub json: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            files: Vec::new(),
+            driver: Choice::Auto,
+            limit_bytes: None,
+            min_limit: false,
+            passes: 3,
+            late: None,
+            json: false,
+        }
+    }
+}
+
+/// Which driver is asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    Auto,
+    Sim,
+    Cuda,
+}
+
+/// Replays every trace and writes a line about each to `out`; false when one could not be read or
+/// did not complete, which standard error then says.
+pub fn run(options: &Options, out: &mut impl Write) -> io::Result<bool> {
+    let source = match Source::choose(options) {
+        Ok(source) => source,
+        Err(why) => {
+            complain(&why);
+            return Ok(false);
+        }
+    };
+    let (settings, complaints) = Settings::from_environment();
+    complaints.iter().for_each(|complaint| complain(complaint));
+    let names: Vec<String> = options.files.iter().map(|file| trace_name(file)).collect();
+    let mut table = Table::new(&names, options.min_limit);
+    let mut all = true;
+    for (file, name) in options.files.iter().zip(&names) {
+        let trace = match trace::read(file) {
+            Ok(trace) => trace,
+            Err(refusal) => {
+                complain(&refusal.about(file));
+                all = false;
+                continue;
+            }
+        };
+        let report = match measure(&source, &settings, &trace, options) {
+            Ok(report) => report,
+            Err(why) => {
+                complain(&format!("{}: {why}", file.display()));
+                all = false;
+                continue;
+            }
+        };
+        if let Some(why) = &report.stopped {
+            complain(&format!("{}: {why}", file.display()));
+            all = false;
+        }
+        if options.json {
+            writeln!(out, "{}", report.json(name, &trace, options))?;
+        } else {
+            table.row(out, name, &trace, &report)?;
+        }
+        out.flush()?;
+    }
+    Ok(all)
+}
+
+/// The file's name, without the directory and without `.gz`.
+fn trace_name(file: &Path) -> String {
+    let name = file
+        .file_name()
+        .unwrap_or(file.as_os_str())
+        .to_string_lossy();
+    name.strip_suffix(".gz").unwrap_or(&name).to_owned()
+}
+
+/// What replays run on.
+struct Source {
+    /// None for a simulated GPU.
+    cuda: Option<Functions>,
+    /// By how many events a simulated stream's work is late.
+    late: u32,
+}
+
+impl Source {
+    fn choose(options: &Options) -> Result<Source, String> {
+        let cuda = match options.driver {
+            Choice::Sim => None,
+            Choice::Auto if options.late.is_some() => None,
+            Choice::Auto => usable_cuda().ok(),
+            Choice::Cuda => match usable_cuda() {
+                Ok(functions) => Some(functions),
+                Err(why) => return Err(format!("--driver cuda: {why}; --driver sim needs no GPU")),
+            },
+        };
+        Ok(Source {
+            cuda,
+            late: options.late.unwrap_or(0),
+        })
+    }
+
+    fn name(&self) -> &'static str {
+        if self.cuda.is_some() { "cuda" } else { "sim" }
+    }
+}
+
+/// The CUDA driver, if it starts and has a device.
+fn usable_cuda() -> Result<Functions, String> {
+    let functions = driver::cuda()?;
+    Allocator::new(functions, Settings::default()).map(|_| functions)
+}
+
+/// An empty pool on device 0, with the trace's streams. Dropped, it gives all memory back.
+struct Bench<'a> {
+    functions: Functions,
+    allocator: Allocator,
+    /// By the place of the stream in the trace.
+    streams: Vec<u64>,
+    /// By id; 0 where nothing is live.
+    addresses: Vec<u64>,
+    trace: &'a Trace,
+    /// Set where the clock of the simulated GPU runs with the events.
+    clock: Option<Machine>,
+    _bound: Option<Bound>,
+}
+
+impl<'a> Bench<'a> {
+    fn new(source: &Source, settings: &Settings, trace: &'a Trace) -> Result<Self, String> {
+        let (functions, machine) = match source.cuda {
+            Some(functions) => (functions, None),
+            None => {
+                let memory = SIM_BYTES.max(SIM_PEAKS * trace.peak_live_bytes);
+                // Nothing touches the memory, so there is nothing to check and nothing to back.
+                let (checks, host_pointers) = (false, false);
+                let config = Config {
+                    memory,
+                    checks,
+                    host_pointers,
+                    ..Config::default()
+                };
+                (driver::sim(), Some(Machine::new(config)))
+            }
+        };
+        let bound = machine.as_ref().map(Machine::bind);
+        let allocator = Allocator::new(functions, settings.clone())?;
+        let mut bench = Bench {
+            functions,
+            allocator,
+            streams: Vec::with_capacity(trace.streams.len()),
+            addresses: vec![0; trace.allocations as usize + 1],
+            trace,
+            clock: None,
+            _bound: bound,
+        };
+        bench.enter()?;
+        for &number in &trace.streams {
+            let stream = if number == 0 { 0 } else { bench.new_stream()? };
+            bench.streams.push(stream);
+        }
+        if let Some(machine) = machine.filter(|_| source.late > 0) {
+            machine.set_pace(Pace::Late(source.late.into()));
+            bench.clock = Some(machine);
+        }
+        Ok(bench)
+    }
+
+    /// Makes device 0 current on this thread; streams are made where one is.
+    fn enter(&self) -> Result<(), String> {
+        let (mut device, mut context) = (0, std::ptr::null_mut());
+        // SAFETY: a number, and the address of a variable that outlives the call.
+        let status = unsafe { (self.functions.cuDeviceGet)(&mut device, 0) };
+        self.checked("cuDeviceGet", status)?;
+        // SAFETY: a device of the driver's, and the address of a variable that outlives the call.
+        let status = unsafe { (self.functions.cuDevicePrimaryCtxRetain)(&mut context, device) };
+        self.checked("cuDevicePrimaryCtxRetain", status)?;
+        // SAFETY: the context was retained above and is never released.
+        let status = unsafe { (self.functions.cuCtxPushCurrent_v2)(context) };
+        self.checked("cuCtxPushCurrent", status)
+    }
+
+    fn new_stream(&self) -> Result<u64, String> {
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: `stream` outlives the call that writes it.
+        let status = unsafe { (self.functions.cuStreamCreate)(&mut stream, NON_BLOCKING) };
+        self.checked("cuStreamCreate", status)
+            .map(|()| stream as u64)
+    }
+
+    /// An error for a status other than success.
+    fn checked(&self, call: &str, status: u32) -> Result<(), String> {
+        if status == 0 {
+            return Ok(());
+        }
+        Err(format!(
+            "{call} failed: {}",
+            self.functions.error_name(status)
+        ))
+    }
+
+    fn device(&self) -> Result<&Device, String> {
+        self.allocator.device(0)
+    }
+
+    /// Replays the trace once, and says how long that took or where it stopped and why. What is
+    /// live at the end is freed outside the time taken.
+    fn pass(&mut self) -> Result<Duration, String> {
+        // Taken out so that the loop holds nothing but this array and the device.
+        let mut addresses = std::mem::take(&mut self.addresses);
+        let device = self.device()?;
+        let (events, streams) = (&self.trace.events, &self.streams);
+        let outcome = match &self.clock {
+            None => timed(device, events, streams, &mut addresses, || ()),
+            Some(machine) => timed(device, events, streams, &mut addresses, || machine.tick()),
+        };
+        for address in addresses.iter_mut().filter(|address| **address != 0) {
+            device.free(std::mem::take(address)).map_err(|_| STRAY)?;
+        }
+        self.addresses = addresses;
+        outcome
+    }
+}
+
+/// What a pool that is sound never makes a replay say.
+const STRAY: &str = "the pool does not know an address that it gave out";
+
+/// The loop that is timed. `tick` follows each event.
+#[inline(never)]
+fn timed(
+    device: &Device,
+    events: &[Event],
+    streams: &[u64],
+    addresses: &mut [u64],
+    tick: impl Fn(),
+) -> Result<Duration, String> {
+    let start = Instant::now();
+    for (number, event) in events.iter().enumerate() {
+        let address = &mut addresses[event.id as usize];
+        if event.size > 0 {
+            match device.allocate(event.size as usize, streams[usize::from(event.stream)]) {
+                Ok(allocated) => *address = allocated,
+                Err(error) => {
+                    let (number, all) = (number + 1, events.len());
+                    return Err(format!("stopped at event {number} of {all}: {error}"));
+                }
+            }
+        } else if device.free(std::mem::take(address)).is_err() {
+            return Err(format!("stopped at event {}: {STRAY}", number + 1));
+        }
+        tick();
+    }
+    Ok(start.elapsed())
+}
+
+impl Drop for Bench<'_> {
+    fn drop(&mut self) {
+        let functions = &self.functions;
+        for &stream in &self.streams {
+            // SAFETY: the stream is the default one or was made by `new_stream`.
+            unsafe { (functions.cuStreamSynchronize)(stream as _) };
+        }
+        if let Ok(device) = self.device() {
+            device.empty_cache();
+        }
+        for &stream in self.streams.iter().filter(|stream| **stream != 0) {
+            // SAFETY: made by `new_stream`, and not used after this.
+            unsafe { (functions.cuStreamDestroy_v2)(stream as _) };
+        }
+        // SAFETY: takes down what `enter` made current.
+        unsafe { (functions.cuCtxPopCurrent_v2)(&mut std::ptr::null_mut()) };
+    }
+}
+
+fn measure(
+    source: &Source,
+    settings: &Settings,
+    trace: &Trace,
+    options: &Options,
+) -> Result<Report, String> {
+    let mut bench = Bench::new(source, settings, trace)?;
+    if let Some(bytes) = options.limit_bytes {
+        bench.device()?.set_limit(Some(bytes));
+    }
+    let (mut times, mut stopped) = (Vec::new(), None);
+    let mut figures = Vec::with_capacity(options.passes as usize);
+    while stopped.is_none() && figures.len() < options.passes as usize {
+        bench.device()?.reset_peaks();
+        match bench.pass() {
+            Ok(time) => times.push(time),
+            Err(why) => stopped = Some(why),
+        }
+        figures.push(bench.device()?.figures());
+    }
+    let device = bench.device()?.name().to_owned();
+    let mut report = Report {
+        driver: source.name(),
+        device,
+        times,
+        figures,
+        stopped,
+        min_limit_bytes: None,
+    };
+    drop(bench);
+    if options.min_limit && report.completed() {
+        let found = smallest_limit(source, settings, trace, report.peak_reserved_bytes())?;
+        report.min_limit_bytes = Some(found);
+    }
+    Ok(report)
+}
+
+/// The smallest limit in whole MiB with which a replay from an empty pool completes, given what it
+/// reserves with none.
+fn smallest_limit(
+    source: &Source,
+    settings: &Settings,
+    trace: &Trace,
+    reserved_bytes: u64,
+) -> Result<u64, String> {
+    let completes = |mib: u64| {
+        let mut bench = Bench::new(source, settings, trace)?;
+        bench.device()?.set_limit(Some(mib * MIB));
+        Ok::<_, String>(bench.pass().is_ok())
+    };
+    let mut low = trace.peak_live_bytes.div_ceil(MIB);
+    let mut high = reserved_bytes.div_ceil(MIB).max(low);
+    while low < high {
+        let middle = low.midpoint(high);
+        if completes(middle)? {
+            high = middle
+        } else {
+            low = middle + 1
+        }
+    }
+    Ok(high * MIB)
+}

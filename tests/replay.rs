@@ -1,0 +1,468 @@
+//! The built command `concertina replay`: the recorded traces stay within their bounds on the
+//! simulated GPU, and nothing in a file or among the arguments makes it do worse than say so.
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde_json::Value;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// Peak reserved over peak live, at most. The bound is the larger of 1.02 and what PyTorch's
+/// expandable segments reserved, replaying the same trace on an H100 (PyTorch 2.11).
+const BOUNDS: [(&str, f64); 5] = [
+    ("gpt2_varlen", 1.042),
+    ("llama_lora_ckpt", 1.146),
+    ("llama_serve", 1.043),
+    ("prefetch_streams", 1.092),
+    ("resnet_multiscale", 1.02),
+];
+
+fn concertina(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_concertina"));
+    for variable in [
+        "CONCERTINA_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_ALLOC_CONF",
+    ] {
+        command.env_remove(variable);
+    }
+    command.args(arguments).output().unwrap()
+}
+
+fn recorded(name: &str) -> String {
+    format!("{}/tests/traces/{name}.gz", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The lines that a successful replay prints.
+fn replayed(arguments: &[&str]) -> Vec<Value> {
+    let output = concertina(&[&["replay", "--driver", "sim", "--json"], arguments].concat());
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+/// Takes out what differs from run to run: the times.
+fn without_times(mut line: Value) -> Value {
+    for key in [
+        "ns_per_event_cold",
+        "ns_per_event_warm",
+        "driver_ms_cold",
+        "driver_ms",
+    ] {
+        assert!(
+            line.as_object_mut().unwrap().shift_remove(key).is_some(),
+            "{key} is missing"
+        );
+    }
+    line
+}
+
+#[test]
+fn recorded_traces_stay_within_bounds() {
+    let files = BOUNDS.map(|(name, _)| recorded(name));
+    let files = files.each_ref().map(String::as_str);
+    let lines = replayed(&files);
+    assert_eq!(lines.len(), BOUNDS.len());
+    for (line, (name, bound)) in lines.iter().zip(BOUNDS) {
+        assert_eq!(line["trace"], name);
+        assert_eq!(line["driver"], "sim");
+        assert_eq!(line["completed"], true, "{name}");
+        let reserved = line["peak_reserved_bytes"].as_u64().unwrap();
+        let live = line["peak_live_bytes"].as_u64().unwrap();
+        let ratio = reserved as f64 / live as f64;
+        assert!(
+            reserved >= live,
+            "{name}: {reserved} bytes reserved cannot hold {live} live"
+        );
+        assert!(
+            ratio <= bound,
+            "{name}: reserved {ratio:.4} of peak live, at most {bound}"
+        );
+    }
+    let again = replayed(&files);
+    let [first, again] = [lines, again].map(|lines| lines.into_iter().map(without_times));
+    assert!(first.eq(again), "two replays on the simulated GPU differ");
+}
+
+#[test]
+fn a_limit_holds_and_the_smallest_is_found() {
+    let file = recorded("prefetch_streams");
+    let line = &replayed(&["--min-limit", "--passes", "1", &file])[0];
+    assert!(line["ns_per_event_warm"].is_null());
+    let mib = line["min_limit_bytes"].as_u64().unwrap() >> 20;
+    let limited = |mib: u64| {
+        let mib = mib.to_string();
+        concertina(&[
+            "replay", "--driver", "sim", "--json", "--passes", "1", "--limit", &mib, &file,
+        ])
+    };
+    let fits = limited(mib);
+    let line: Value = serde_json::from_slice(&fits.stdout).unwrap();
+    assert_eq!(line["completed"], true);
+    assert!(line["peak_reserved_bytes"].as_u64().unwrap() <= mib << 20);
+
+    let short = limited(line["peak_live_bytes"].as_u64().unwrap() >> 21);
+    let line: Value = serde_json::from_slice(&short.stdout).unwrap();
+    assert_eq!(line["completed"], false);
+    assert_eq!(short.status.code(), Some(1));
+    complains(&short, &file);
+}
+
+#[test]
+fn late_work_costs_memory_but_completes() {
+    let line = &replayed(&[
+        "--late",
+        "200",
+        "--passes",
+        "2",
+        &recorded("prefetch_streams"),
+    ])[0];
+    assert_eq!(line["completed"], true);
+    assert_eq!(line["late"], 200);
+}
+
+#[test]
+fn the_table_is_aligned() {
+    let file = recorded("prefetch_streams");
+    let output = concertina(&["replay", "--driver", "sim", "--passes", "1", &file]);
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    let [head, row] = text.lines().collect::<Vec<_>>()[..] else {
+        panic!("{text}")
+    };
+    assert_eq!(head.len(), row.len(), "{text}");
+    assert!(
+        row.starts_with("prefetch_streams") && row.ends_with("yes"),
+        "{text}"
+    );
+}
+
+/// Holds `output` to a refusal in one line that contains `what`, and no more than that line.
+fn complains(output: &Output, what: &str) {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{what}: {errors}");
+    assert_eq!(errors.matches('\n').count(), 1, "{what}: {errors}");
+    assert!(
+        errors.starts_with("concertina: ") && errors.ends_with('\n'),
+        "{errors}"
+    );
+    assert!(errors.contains(what), "{what} is not named: {errors}");
+    assert!(!errors.contains("panicked"), "{errors}");
+}
+
+/// A fresh directory for one test's files.
+fn directory(test: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
+    let _ = fs::remove_dir_all(&path);
+    fs::create_dir_all(&path).unwrap();
+    path
+}
+
+fn gzip(text: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(text).unwrap();
+    encoder.finish().unwrap()
+}
+
+#[test]
+fn bad_files_get_one_line_each() {
+    let good = b"# good\na 1 100 0\na 2 200 1\nf 1\n";
+    let endless = [&b"# endless\n"[..], &vec![b'1'; 64 << 20]].concat();
+    let whole = fs::read(recorded("prefetch_streams")).unwrap();
+    let mut damaged = whole.clone();
+    let checksum = damaged.len() - 8;
+    damaged[checksum] ^= 1;
+    // What is in the file, and what the complaint says after the file's name.
+    let cases: Vec<(&str, Vec<u8>, &str)> = vec![
+        ("empty", vec![], ": the file is empty; "),
+        ("empty.gz", gzip(b""), ": there are no events in it; "),
+        (
+            "only-comment",
+            b"# nothing\n".to_vec(),
+            ": there are no events in it; ",
+        ),
+        (
+            "no-comment",
+            b"a 1 100 0\n".to_vec(),
+            ":1: this is not a trace: it starts with 'a 1 1",
+        ),
+        (
+            "binary",
+            (0..=255).cycle().take(1 << 16).collect(),
+            ":1: this is not a trace: ",
+        ),
+        (
+            "binary-after-comment",
+            b"# x\n\x00\xff\x1b[31m\n".to_vec(),
+            ":2: '\\x00\\xff\\x1b[31m' ",
+        ),
+        ("endless", endless.clone(), ":2: the line is too long; "),
+        (
+            "endless-comment",
+            b"#".repeat(1 << 20),
+            ":1: the line is too long; ",
+        ),
+        ("endless.gz", gzip(&endless), ":2: the line is too long; "),
+        (
+            "cut.gz",
+            gzip(good)[..20].to_vec(),
+            "the gzip data ends too early; ",
+        ),
+        (
+            "cut-header.gz",
+            gzip(good)[..4].to_vec(),
+            ":1: the gzip data ends too early; ",
+        ),
+        (
+            "cut-long.gz",
+            whole[..whole.len() - 4000].to_vec(),
+            "the gzip data ends too early; ",
+        ),
+        ("damaged.gz", damaged, "the gzip data is damaged: "),
+        (
+            "junk-after.gz",
+            [&gzip(good)[..], b"junk"].concat(),
+            ":5: the gzip data is damaged: ",
+        ),
+        (
+            "cut",
+            good[..good.len() - 1].to_vec(),
+            ":4: the line has no line break at its end; ",
+        ),
+        (
+            "unknown-free",
+            b"# x\na 1 100 0\nf 2\n".to_vec(),
+            ":3: id 2 is freed but was never ",
+        ),
+        (
+            "free-of-0",
+            b"# x\na 1 100 0\nf 0\n".to_vec(),
+            ":3: id 0 is freed but was never ",
+        ),
+        (
+            "freed-twice",
+            b"# x\na 1 100 0\nf 1\nf 1\n".to_vec(),
+            ":4: id 1 is freed twice; ",
+        ),
+        (
+            "id-again",
+            b"# x\na 1 100 0\na 1 100 0\n".to_vec(),
+            ":3: id 1 comes where 2 is due; ",
+        ),
+        (
+            "id-skipped",
+            b"# x\na 2 100 0\n".to_vec(),
+            ":2: id 2 comes where 1 is due; ",
+        ),
+        ("size-0", b"# x\na 1 0 0\n".to_vec(), ":2: size 0; "),
+        (
+            "size-absurd",
+            b"# x\na 1 70368744177665 0\n".to_vec(),
+            ":2: size 70368744177665; ",
+        ),
+        (
+            "size-overflow",
+            b"# x\na 1 99999999999999999999999 0\n".to_vec(),
+            ":2: size ",
+        ),
+        (
+            "size-negative",
+            b"# x\na 1 -5 0\n".to_vec(),
+            ":2: 'a 1 -5 0' is neither ",
+        ),
+        (
+            "live-absurd",
+            b"# x\na 1 70368744177664 0\na 2 1 0\n".to_vec(),
+            ":3: ",
+        ),
+        (
+            "stream-absurd",
+            b"# x\na 1 100 65536\n".to_vec(),
+            ":2: stream 65536; ",
+        ),
+        (
+            "too-few",
+            b"# x\na 1 100\n".to_vec(),
+            ":2: 'a 1 100' is neither ",
+        ),
+        (
+            "too-many",
+            b"# x\na 1 100 0 0\n".to_vec(),
+            ":2: 'a 1 100 0 0' is neither ",
+        ),
+        (
+            "blank-line",
+            b"# x\n\na 1 100 0\n".to_vec(),
+            ":2: '' is neither ",
+        ),
+        (
+            "other-event",
+            b"# x\nr 1 100 0\n".to_vec(),
+            ":2: 'r 1 100 0' is neither ",
+        ),
+        (
+            "other-line-breaks",
+            b"# x\r\na 1 100 0\r\n".to_vec(),
+            ":2: 'a 1 100 0\\r' is neither ",
+        ),
+    ];
+    let directory = directory("bad-files");
+    for (name, bytes, complaint) in cases {
+        let file = directory.join(name);
+        fs::write(&file, bytes).unwrap();
+        let file = file.to_str().unwrap();
+        let output = concertina(&["replay", "--driver", "sim", "--json", file]);
+        complains(&output, file);
+        complains(&output, complaint);
+        assert_eq!(output.status.code(), Some(1), "{name}");
+        assert!(output.stdout.is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn what_is_no_file_gets_one_line() {
+    let directory = directory("no-files");
+    let missing = directory.join("missing.gz");
+    for (file, complaint) in [
+        (directory.to_str().unwrap(), ": this is a directory; "),
+        (missing.to_str().unwrap(), ": can't be read: "),
+        ("/dev/zero", ":1: this is not a trace: "),
+        ("two\nlines", ": can't be read: "),
+    ] {
+        let output = concertina(&["replay", "--driver", "sim", file]);
+        complains(&output, &file.replace('\n', "\\n"));
+        complains(&output, complaint);
+        assert_eq!(output.status.code(), Some(1), "{file}");
+    }
+}
+
+#[test]
+fn a_bad_file_does_not_stop_the_others() {
+    let directory = directory("among-others");
+    let [bad, plain, members] = ["bad", "plain", "members.gz"]
+        .map(|name| directory.join(name).to_str().unwrap().to_owned());
+    fs::write(&bad, "# bad\nf 1\n").unwrap();
+    fs::write(&plain, "# good\na 1 100 0\na 2 513 65535\nf 1\n").unwrap();
+    fs::write(
+        &members,
+        [gzip(b"# good\na 1 1"), gzip(b"00 0\nf 1\n")].concat(),
+    )
+    .unwrap();
+    let output = concertina(&[
+        "replay", "--driver", "sim", "--json", &bad, &plain, &members,
+    ]);
+    complains(&output, &bad);
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines.len(), 2);
+    assert_eq!(
+        (&lines[0]["trace"], &lines[1]["trace"]),
+        (&"plain".into(), &"members".into())
+    );
+    assert_eq!(
+        (&lines[0]["events"], &lines[0]["streams"]),
+        (&3.into(), &2.into())
+    );
+    assert_eq!(lines[0]["peak_live_bytes"], 512 + 1024);
+    assert_eq!(lines[1]["peak_live_bytes"], 512);
+}
+
+#[test]
+fn bad_arguments_get_one_line() {
+    let file = recorded("prefetch_streams");
+    let cases: &[(&[&str], &str)] = &[
+        (
+            &[],
+            "no command is given; allowed is one of replay, --help, --version",
+        ),
+        (&["replai"], "there is no command 'replai'; allowed"),
+        (&["--replay"], "'--replay'; allowed"),
+        (&["--version", "x"], "--version takes nothing after it"),
+        (&["replay"], "no trace file is given; at least one"),
+        (
+            &["replay", "--fast", &file],
+            "'--fast'; allowed are FILE…, --driver, ",
+        ),
+        (&["replay", &file, "--json=yes"], "'--json'"),
+        (
+            &["replay", &file, "--driver", "gpu"],
+            "--driver gpu: allowed is one of auto, sim, cuda",
+        ),
+        (
+            &["replay", &file, "--driver"],
+            "--driver needs a value; allowed is one of auto, sim",
+        ),
+        (
+            &["replay", &file, "--limit", "0"],
+            "--limit 0: allowed is 1 to 67108864 MiB",
+        ),
+        (
+            &["replay", &file, "--limit", "2GiB"],
+            "--limit 2GiB: allowed is 1 to 67108864 MiB",
+        ),
+        (
+            &["replay", &file, "--limit", "99999999999999999999"],
+            "allowed is 1 to 67108864 MiB",
+        ),
+        (
+            &["replay", &file, "--passes", "0"],
+            "--passes 0: allowed is 1 to 1000 passes",
+        ),
+        (
+            &["replay", &file, "--passes", "-1"],
+            "--passes -1: allowed is 1 to 1000 passes",
+        ),
+        (
+            &["replay", &file, "--late", "-1"],
+            "--late -1: allowed is 0 to 1000000 events",
+        ),
+        (
+            &["replay", &file, "--late", "5", "--driver", "cuda"],
+            "--late needs the simulated GPU",
+        ),
+        (
+            &["replay", &file, "--limit", "9", "--min-limit"],
+            "exclude each other",
+        ),
+    ];
+    for (arguments, complaint) in cases {
+        let output = concertina(arguments);
+        complains(&output, complaint);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn help_and_version_are_printed() {
+    for (arguments, start) in [
+        (&["--help"][..], "A CUDA memory allocator"),
+        (&["replay", "--help"], "Replays allocation traces"),
+        (
+            &["--version"],
+            concat!("concertina ", env!("CARGO_PKG_VERSION"), "\n"),
+        ),
+    ] {
+        let output = concertina(arguments);
+        assert!(
+            output.status.success() && output.stderr.is_empty(),
+            "{arguments:?}"
+        );
+        assert!(
+            String::from_utf8(output.stdout).unwrap().starts_with(start),
+            "{arguments:?}"
+        );
+    }
+}
