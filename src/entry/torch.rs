@@ -44,7 +44,9 @@ pub extern "C" fn concertina_malloc(
             return ptr::null_mut();
         }
         lifecycle::first_use();
-        let Some(device) = usable(device) else { return ptr::null_mut() };
+        let Some(device) = usable(device) else {
+            return ptr::null_mut();
+        };
         match device.allocate(size, stream as u64) {
             Ok(address) => address as *mut c_void,
             Err(shortage) => {
@@ -77,12 +79,16 @@ pub extern "C" fn concertina_free(
         if pointer.is_null() || lifecycle::in_forked_child() {
             return;
         }
-        let Some(allocator) = allocator_in_use() else { return };
+        let Some(allocator) = allocator_in_use() else {
+            return;
+        };
         let here = allocator.device(device).ok();
         if here.is_some_and(|here| here.free(pointer as u64).is_ok()) {
             return;
         }
-        let elsewhere = allocator.open_devices().any(|other| other.free(pointer as u64).is_ok());
+        let elsewhere = allocator
+            .open_devices()
+            .any(|other| other.free(pointer as u64).is_ok());
         if !elsewhere {
             unknown("concertina_free", pointer);
         }
@@ -198,9 +204,14 @@ pub unsafe extern "C" fn concertina_begin_allocate_to_pool(
         lifecycle::first_use();
         let Some(device) = usable(device) else { return };
         // SAFETY: the caller vouches for a `std::function` behind a pointer that is not null.
-        let Some(filter) = (unsafe { StreamFilter::copy_of(filter.cast()) }) else { return };
+        let Some(filter) = (unsafe { StreamFilter::copy_of(filter.cast()) }) else {
+            return;
+        };
         let filter = Box::new(move |stream| filter.claims(stream));
-        device.begin_pool(Route { pool: (pool.graph, pool.user), filter });
+        device.begin_pool(Route {
+            pool: (pool.graph, pool.user),
+            filter,
+        });
     });
 }
 
@@ -241,7 +252,10 @@ fn usable(device: c_int) -> Option<&'static Device> {
 
 fn each_device(mut act: impl FnMut(&'static Device)) {
     if !lifecycle::in_forked_child() {
-        allocator_in_use().into_iter().flat_map(|it| it.open_devices()).for_each(&mut act);
+        allocator_in_use()
+            .into_iter()
+            .flat_map(|it| it.open_devices())
+            .for_each(&mut act);
     }
 }
 
@@ -249,7 +263,9 @@ fn each_device(mut act: impl FnMut(&'static Device)) {
 fn unknown(function: &str, pointer: *mut c_void) {
     static SAID: AtomicBool = AtomicBool::new(false);
     message::say_once(&SAID, || {
-        format!("{function}: {pointer:?} is not in use; it is left alone, as others like it will be")
+        format!(
+            "{function}: {pointer:?} is not in use; it is left alone, as others like it will be"
+        )
     });
 }
 
@@ -282,13 +298,18 @@ impl StreamFilter {
         let mut state = [0; 2];
         // SAFETY: the manager fills `state` with a copy of the function's state.
         unsafe { manager(&mut state, &function.state, CLONE) };
-        Some(StreamFilter { state, manager: Some(manager), invoker: Some(invoker) })
+        Some(StreamFilter {
+            state,
+            manager: Some(manager),
+            invoker: Some(invoker),
+        })
     }
 
     fn claims(&self, stream: u64) -> bool {
         let stream = stream as *mut CUstream_st;
         // SAFETY: the state is a live copy that this invoker was made for.
-        self.invoker.is_some_and(|invoker| unsafe { invoker(&self.state, &stream) })
+        self.invoker
+            .is_some_and(|invoker| unsafe { invoker(&self.state, &stream) })
     }
 }
 

@@ -33,7 +33,11 @@ fn bin_of(size: u64) -> usize {
 
 impl Bins {
     pub fn new() -> Self {
-        Bins { summary: 0, words: [0; WORDS], heads: Box::new([NONE; BINS]) }
+        Bins {
+            summary: 0,
+            words: [0; WORDS],
+            heads: Box::new([NONE; BINS]),
+        }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -144,7 +148,14 @@ impl Bins {
 
     /// Makes `id` stand for its size between two others of its bin.
     #[inline]
-    fn place(&mut self, blocks: &mut Blocks, bin: usize, id: BlockId, less: BlockId, more: BlockId) {
+    fn place(
+        &mut self,
+        blocks: &mut Blocks,
+        bin: usize,
+        id: BlockId,
+        less: BlockId,
+        more: BlockId,
+    ) {
         blocks[id].less = less;
         blocks[id].more = more;
         match less {
@@ -190,9 +201,13 @@ impl Bins {
     }
 
     fn bins(&self) -> impl DoubleEndedIterator<Item = usize> + '_ {
-        (0..WORDS).filter(|word| self.words[*word] != 0).flat_map(move |word| {
-            (0..64).filter(move |bit| self.words[word] >> bit & 1 == 1).map(move |bit| word * 64 + bit)
-        })
+        (0..WORDS)
+            .filter(|word| self.words[*word] != 0)
+            .flat_map(move |word| {
+                (0..64)
+                    .filter(move |bit| self.words[word] >> bit & 1 == 1)
+                    .map(move |bit| word * 64 + bit)
+            })
     }
 }
 
@@ -252,10 +267,18 @@ mod tests {
             }
         }
         assert!(!set.is_empty());
-        let mut up: Vec<_> = bins.ascending(&blocks, BLOCK).map(|id| blocks[id].size).collect();
+        let mut up: Vec<_> = bins
+            .ascending(&blocks, BLOCK)
+            .map(|id| blocks[id].size)
+            .collect();
         assert_eq!(up, set.iter().map(|(size, _)| *size).collect::<Vec<_>>());
         up.reverse();
-        assert_eq!(bins.descending(&blocks).map(|id| blocks[id].size).collect::<Vec<_>>(), up);
+        assert_eq!(
+            bins.descending(&blocks)
+                .map(|id| blocks[id].size)
+                .collect::<Vec<_>>(),
+            up
+        );
         for (_, id) in set {
             bins.remove(&mut blocks, id);
         }

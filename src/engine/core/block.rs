@@ -80,13 +80,22 @@ pub struct Blocks {
 
 impl Blocks {
     pub fn new() -> Self {
-        Blocks { nodes: Vec::new(), vacant: NONE }
+        Blocks {
+            nodes: Vec::new(),
+            vacant: NONE,
+        }
     }
 
     /// A node for the given memory, linked to nothing.
     #[inline]
     pub fn add(&mut self, address: u64, size: u64, slot: u16, state: State) -> BlockId {
-        let block = Block { address, size, slot, state, ..VACANT };
+        let block = Block {
+            address,
+            size,
+            slot,
+            state,
+            ..VACANT
+        };
         if self.vacant == NONE {
             self.nodes.push(block);
             return (self.nodes.len() - 1) as BlockId;

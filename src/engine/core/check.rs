@@ -25,8 +25,16 @@ impl<G: Gpu> Pool<G> {
     pub fn check(&self) -> Result<(), Broken> {
         let mut by_address: BTreeMap<u64, BlockId> = BTreeMap::new();
         for (id, block) in self.blocks.iter() {
-            hold!(block.size > 0 && block.size % super::BLOCK == 0, "block {id} has size {}", block.size);
-            hold!(by_address.insert(block.address, id).is_none(), "two blocks at {:#x}", block.address);
+            hold!(
+                block.size > 0 && block.size % super::BLOCK == 0,
+                "block {id} has size {}",
+                block.size
+            );
+            hold!(
+                by_address.insert(block.address, id).is_none(),
+                "two blocks at {:#x}",
+                block.address
+            );
         }
         let mut homes: BTreeMap<u64, u64> = BTreeMap::new();
         for group in &self.groups {
@@ -52,15 +60,32 @@ impl<G: Gpu> Pool<G> {
             let block = &self.blocks[id];
             if block.next != NONE {
                 let next = &self.blocks[block.next];
-                hold!(next.state != State::Vacant, "block {address:#x} is followed by a vacant node");
-                hold!(next.prev == id, "the block after {address:#x} does not point back");
-                hold!(next.address == block.end(), "a gap after {address:#x} is linked over");
-                let joinable = block.state == State::Free && next.state == State::Free
+                hold!(
+                    next.state != State::Vacant,
+                    "block {address:#x} is followed by a vacant node"
+                );
+                hold!(
+                    next.prev == id,
+                    "the block after {address:#x} does not point back"
+                );
+                hold!(
+                    next.address == block.end(),
+                    "a gap after {address:#x} is linked over"
+                );
+                let joinable = block.state == State::Free
+                    && next.state == State::Free
                     && block.slot == next.slot;
-                hold!(!joinable, "two holes of one stream side by side at {:#x}", next.address);
+                hold!(
+                    !joinable,
+                    "two holes of one stream side by side at {:#x}",
+                    next.address
+                );
             }
             if block.prev != NONE {
-                hold!(self.blocks[block.prev].next == id, "the block before {address:#x} differs");
+                hold!(
+                    self.blocks[block.prev].next == id,
+                    "the block before {address:#x} differs"
+                );
             }
         }
         Ok(())
@@ -71,16 +96,35 @@ impl<G: Gpu> Pool<G> {
         if group.tail != NONE {
             let tail = &self.blocks[group.tail];
             hold!(tail.state != State::Vacant, "the tail is a vacant node");
-            hold!(tail.end() == group.cursor, "the tail ends at {:#x}, not the cursor", tail.end());
+            hold!(
+                tail.end() == group.cursor,
+                "the tail ends at {:#x}, not the cursor",
+                tail.end()
+            );
         }
         let chunks = &group.chunks;
         for chunk in chunks.iter() {
             let found = chunks.at(chunk.home).map(|id| chunks.get(id).home);
-            hold!(found == Some(chunk.home), "the chunk at {:#x} is not found there", chunk.home);
-            let ups = chunks.stale.iter().filter(|old| chunks.get(old.chunk).home == chunk.home);
-            hold!(ups.count() == chunk.stale as usize, "stale mappings of {:#x}", chunk.home);
+            hold!(
+                found == Some(chunk.home),
+                "the chunk at {:#x} is not found there",
+                chunk.home
+            );
+            let ups = chunks
+                .stale
+                .iter()
+                .filter(|old| chunks.get(old.chunk).home == chunk.home);
+            hold!(
+                ups.count() == chunk.stale as usize,
+                "stale mappings of {:#x}",
+                chunk.home
+            );
         }
-        let stale: u64 = chunks.stale.iter().map(|old| chunks.get(old.chunk).size).sum();
+        let stale: u64 = chunks
+            .stale
+            .iter()
+            .map(|old| chunks.get(old.chunk).size)
+            .sum();
         let mapped: u64 = chunks.iter().map(|chunk| chunk.size).sum::<u64>() + stale;
         hold!(
             group.space.unmapped() + mapped == group.space.reserved(),
@@ -95,9 +139,17 @@ impl<G: Gpu> Pool<G> {
             .filter(|(_, block)| self.slots.get(block.slot).group == id)
             .map(|(_, block)| block.size)
             .sum();
-        hold!(live == group.live, "group {id} counts {} live bytes of {live}", group.live);
+        hold!(
+            live == group.live,
+            "group {id} counts {} live bytes of {live}",
+            group.live
+        );
         let held = mapped - stale + group.segments.values().sum::<u64>();
-        hold!(held == group.reserved, "group {id} counts {} held bytes of {held}", group.reserved);
+        hold!(
+            held == group.reserved,
+            "group {id} counts {} held bytes of {held}",
+            group.reserved
+        );
         Ok(stale)
     }
 
@@ -111,7 +163,9 @@ impl<G: Gpu> Pool<G> {
             let mut runs: Vec<(u64, u64)> = Vec::new();
             for (start, end) in parts {
                 match runs.last_mut() {
-                    Some(last) if start < last.1 => return Err(Broken(format!("overlap at {start:#x}"))),
+                    Some(last) if start < last.1 => {
+                        return Err(Broken(format!("overlap at {start:#x}")));
+                    }
                     Some(last) if start == last.1 => last.1 = end,
                     _ => runs.push((start, end)),
                 }
@@ -123,7 +177,10 @@ impl<G: Gpu> Pool<G> {
             (block.address, block.end())
         }))?;
         let chunks = merge(&mut homes.iter().map(|(start, size)| (*start, start + size)))?;
-        hold!(blocks == chunks, "blocks cover {blocks:x?} but chunks {chunks:x?}");
+        hold!(
+            blocks == chunks,
+            "blocks cover {blocks:x?} but chunks {chunks:x?}"
+        );
         Ok(())
     }
 
@@ -132,53 +189,119 @@ impl<G: Gpu> Pool<G> {
         for (slot, it) in self.slots.iter() {
             for id in it.bins.ascending(&self.blocks, super::BLOCK) {
                 let block = &self.blocks[id];
-                hold!(block.state == State::Free && block.slot == slot, "slot {slot} lists block {id}");
-                hold!(slot == it.idle || block.detail <= it.clock, "block {id} was freed in the future");
+                hold!(
+                    block.state == State::Free && block.slot == slot,
+                    "slot {slot} lists block {id}"
+                );
+                hold!(
+                    slot == it.idle || block.detail <= it.clock,
+                    "block {id} was freed in the future"
+                );
                 hold!(listed.insert(id), "block {id} is listed twice");
             }
             let mut at = it.oldest();
             let mut count = 0;
             while let Some(id) = at {
-                hold!(self.blocks[id].slot == slot, "slot {slot} remembers block {id}");
+                hold!(
+                    self.blocks[id].slot == slot,
+                    "slot {slot} remembers block {id}"
+                );
                 count += 1;
                 at = (self.blocks[id].newer != NONE).then(|| self.blocks[id].newer);
             }
             let holes = it.bins.ascending(&self.blocks, super::BLOCK).count();
-            hold!(count == holes, "slot {slot} has {holes} holes but remembers {count}");
+            hold!(
+                count == holes,
+                "slot {slot} has {holes} holes but remembers {count}"
+            );
             let live = self.blocks.iter().filter(|(_, block)| {
                 block.slot == slot && matches!(block.state, State::Live | State::Pending)
             });
             let live = live.count() as u64;
-            hold!(live == it.live, "slot {slot} counts {} live blocks of {live}", it.live);
+            hold!(
+                live == it.live,
+                "slot {slot} counts {} live blocks of {live}",
+                it.live
+            );
         }
-        let free = self.blocks.iter().filter(|(_, block)| block.state == State::Free).count();
-        hold!(free == listed.len(), "{free} holes, {} of them listed", listed.len());
+        let free = self
+            .blocks
+            .iter()
+            .filter(|(_, block)| block.state == State::Free)
+            .count();
+        hold!(
+            free == listed.len(),
+            "{free} holes, {} of them listed",
+            listed.len()
+        );
         let mut live = 0;
-        for (id, block) in self.blocks.iter().filter(|(_, block)| block.state == State::Live) {
-            hold!(self.table.get(block.address) == id, "block {:#x} is not in the table", block.address);
+        for (id, block) in self
+            .blocks
+            .iter()
+            .filter(|(_, block)| block.state == State::Live)
+        {
+            hold!(
+                self.table.get(block.address) == id,
+                "block {:#x} is not in the table",
+                block.address
+            );
             live += 1;
         }
-        hold!(live == self.table.len(), "the table has {} entries for {live}", self.table.len());
+        hold!(
+            live == self.table.len(),
+            "the table has {} entries for {live}",
+            self.table.len()
+        );
         Ok(())
     }
 
     fn check_counters(&self, homes: &BTreeMap<u64, u64>) -> Result<(), Broken> {
         let sum = |states: &[State]| -> (u64, u64) {
-            let of = self.blocks.iter().filter(|(_, block)| states.contains(&block.state));
-            of.fold((0, 0), |(count, bytes), (_, block)| (count + 1, bytes + block.size))
+            let of = self
+                .blocks
+                .iter()
+                .filter(|(_, block)| states.contains(&block.state));
+            of.fold((0, 0), |(count, bytes), (_, block)| {
+                (count + 1, bytes + block.size)
+            })
         };
         let all = &self.counters.all;
         for (name, count, bytes, states) in [
-            ("allocated", &all.allocation, &all.allocated_bytes, &[State::Live][..]),
-            ("active", &all.active, &all.active_bytes, &[State::Live, State::Pending]),
-            ("inactive", &all.inactive_split, &all.inactive_split_bytes, &[State::Free]),
+            (
+                "allocated",
+                &all.allocation,
+                &all.allocated_bytes,
+                &[State::Live][..],
+            ),
+            (
+                "active",
+                &all.active,
+                &all.active_bytes,
+                &[State::Live, State::Pending],
+            ),
+            (
+                "inactive",
+                &all.inactive_split,
+                &all.inactive_split_bytes,
+                &[State::Free],
+            ),
         ] {
             let now = (count.current, bytes.current);
-            hold!(now == sum(states), "{name}: counted {now:?}, found {:?}", sum(states));
+            hold!(
+                now == sum(states),
+                "{name}: counted {now:?}, found {:?}",
+                sum(states)
+            );
         }
         let (reserved, segments) = (all.reserved_bytes.current, all.segment.current);
-        hold!(reserved == homes.values().sum::<u64>(), "reserved: counted {reserved}");
-        hold!(segments == homes.len() as u64, "segments: counted {segments}");
+        hold!(
+            reserved == homes.values().sum::<u64>(),
+            "reserved: counted {reserved}"
+        );
+        hold!(
+            segments == homes.len() as u64,
+            "segments: counted {segments}"
+        );
         hold!(
             reserved == all.active_bytes.current + all.inactive_split_bytes.current,
             "reserved is not active plus inactive"

@@ -83,7 +83,12 @@ impl Chunks {
 
     /// A new chunk at `home`.
     pub fn add(&mut self, handle: Handle, size: u64, home: u64) -> ChunkId {
-        let chunk = Chunk { handle, size, home, stale: 0 };
+        let chunk = Chunk {
+            handle,
+            size,
+            home,
+            stale: 0,
+        };
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.list[id as usize] = chunk;
@@ -101,7 +106,9 @@ impl Chunks {
 
     /// The chunk is at home elsewhere from now on.
     pub fn move_home(&mut self, id: ChunkId, home: u64) {
-        let Chunk { home: old, size, .. } = self.list[id as usize];
+        let Chunk {
+            home: old, size, ..
+        } = self.list[id as usize];
         self.note(old, size, NO_CHUNK);
         self.note(home, size, id);
         self.list[id as usize].home = home;
@@ -119,7 +126,8 @@ impl Chunks {
     fn note(&mut self, address: u64, size: u64, id: ChunkId) {
         let granularity = self.granularity;
         if let Some(range) = self.ranges.iter_mut().find(|range| {
-            (range.start..range.start + range.granules.len() as u64 * granularity).contains(&address)
+            (range.start..range.start + range.granules.len() as u64 * granularity)
+                .contains(&address)
         }) {
             let first = ((address - range.start) / granularity) as usize;
             range.granules[first..first + (size / granularity) as usize].fill(id);

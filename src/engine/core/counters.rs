@@ -75,7 +75,11 @@ impl Class {
     /// The class of a block of `size` bytes.
     #[inline]
     pub fn of(size: u64) -> Self {
-        if size <= super::SMALL { Class::Small } else { Class::Large }
+        if size <= super::SMALL {
+            Class::Small
+        } else {
+            Class::Large
+        }
     }
 }
 

@@ -27,6 +27,9 @@ pub trait Gpu {
     /// How many bytes of addresses to reserve at a time.
     fn reach(&self) -> u64;
 
+    /// Whether `size` more bytes can be had at all, as far as the limit and the device tell
+    /// beforehand; for large growth, so that a request that must fail takes nothing first.
+    fn has_room(&mut self, size: u64) -> Result<(), Refusal>;
     /// Takes `size` bytes of physical memory.
     fn create(&mut self, size: u64) -> Result<Handle, Refusal>;
     /// Gives a chunk back. Its memory is free once no mapping of it is left.

@@ -15,10 +15,13 @@ mod chunk;
 mod counters;
 mod gpu;
 mod group;
+mod grow;
+mod plain;
 mod pool;
 mod space;
 mod stream;
 mod table;
+mod wait;
 
 pub use check::Broken;
 pub use counters::{Class, Counters, Flow, Usage};

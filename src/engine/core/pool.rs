@@ -4,12 +4,13 @@
 //! already, is the fast path: a look-up in two sets of bins, a split and a hash insertion.
 
 use super::block::{BlockId, Blocks, NONE, State};
-use super::chunk::{ChunkId, Stale};
+use super::chunk::ChunkId;
 use super::counters::Counters;
-use super::gpu::{Event, Gpu, Refusal};
+use super::gpu::{Gpu, Refusal};
 use super::group::{Group, GroupId, SHARED};
 use super::stream::{Slots, StreamKey};
 use super::table::Table;
+use super::wait::Pending;
 use super::{BLOCK, LARGEST_REQUEST};
 use std::collections::{HashMap, VecDeque};
 
@@ -28,7 +29,11 @@ pub struct Policy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Policy { expandable: true, chunk: 0, slack: 9 }
+        Policy {
+            expandable: true,
+            chunk: 0,
+            slack: 9,
+        }
     }
 }
 
@@ -51,40 +56,31 @@ pub struct Shortage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unknown;
 
-/// Why a freed block is not free yet: what another stream must get past.
-enum Use {
-    Event(Event),
-    /// No event could be recorded; tried again later.
-    Stream(StreamKey),
-}
-
-/// A block that the program gave back while other streams may still use it.
-struct Pending {
-    block: BlockId,
-    uses: Vec<Use>,
-}
-
 /// The pool of one device, private pools included. One caller at a time.
 pub struct Pool<G> {
     pub(super) gpu: G,
-    policy: Policy,
-    granularity: u64,
+    pub(super) policy: Policy,
+    pub(super) granularity: u64,
     pub(super) blocks: Blocks,
     pub(super) table: Table,
     pub(super) slots: Slots,
     pub(super) groups: Vec<Group>,
     /// Streams recorded on live blocks.
-    uses: HashMap<BlockId, Vec<StreamKey>>,
-    pending: VecDeque<Pending>,
+    pub(super) uses: HashMap<BlockId, Vec<StreamKey>>,
+    pub(super) pending: VecDeque<Pending>,
     pub(super) counters: Counters,
     /// Scratch: chunks to move and the holes they lie in, ascending inside a hole.
-    chosen: Vec<(BlockId, ChunkId)>,
+    pub(super) chosen: Vec<(BlockId, ChunkId)>,
 }
 
 impl<G: Gpu> Pool<G> {
     /// An empty pool. Takes nothing from the GPU yet.
     pub fn new(gpu: G, policy: Policy) -> Self {
-        let granularity = if policy.expandable { gpu.granularity() } else { 0 };
+        let granularity = if policy.expandable {
+            gpu.granularity()
+        } else {
+            0
+        };
         let mut slots = Slots::new();
         // The first slot of all can always be had.
         let idle = slots.add_idle(SHARED).unwrap_or_default();
@@ -210,8 +206,6 @@ impl<G: Gpu> Pool<G> {
         self.groups.iter().map(|group| group.space.reserved()).sum()
     }
 
-    // ---- groups --------------------------------------------------------------------------
-
     /// A new group, which shares no memory with others. `None` when there are too many.
     pub fn open_group(&mut self) -> Option<GroupId> {
         let vacant = self.groups.iter().position(|group| group.closed);
@@ -235,12 +229,14 @@ impl<G: Gpu> Pool<G> {
 
     /// Whether a group is still there: it goes with its last block once it is closed.
     pub fn group_is_open(&self, id: GroupId) -> bool {
-        self.groups.get(id as usize).is_some_and(|group| !group.closed)
+        self.groups
+            .get(id as usize)
+            .is_some_and(|group| !group.closed)
     }
 
     /// Lets closing groups go that hold nothing any more. Cheap when there are none.
     #[cold]
-    fn finish_closing(&mut self, id: GroupId) {
+    pub(super) fn finish_closing(&mut self, id: GroupId) {
         let group = &mut self.groups[id as usize];
         if !group.closing || group.closed || group.reserved > 0 || group.live > 0 {
             return;
@@ -262,8 +258,6 @@ impl<G: Gpu> Pool<G> {
             .max()
             .unwrap_or(0)
     }
-
-    // ---- the ladder beyond the first step ------------------------------------------------
 
     #[cold]
     #[inline(never)]
@@ -293,7 +287,8 @@ impl<G: Gpu> Pool<G> {
         if self.granularity == 0 {
             self.trim_segments(self.slots.get(slot).group);
         }
-        self.extend(size, slot).map_err(|refusal| self.shortage(size, refusal))
+        self.extend(size, slot)
+            .map_err(|refusal| self.shortage(size, refusal))
     }
 
     fn shortage(&self, asked: u64, refusal: Refusal) -> Shortage {
@@ -308,7 +303,7 @@ impl<G: Gpu> Pool<G> {
 
     /// The smallest hole of at least `size` bytes that the stream may use now.
     #[inline]
-    fn fit(&self, size: u64, slot: u16) -> BlockId {
+    pub(super) fn fit(&self, size: u64, slot: u16) -> BlockId {
         let own = self.slots.get(slot);
         let idle = self.slots.get(own.idle).bins.best(&self.blocks, size);
         let own = own.bins.best(&self.blocks, size);
@@ -319,13 +314,22 @@ impl<G: Gpu> Pool<G> {
             return own;
         }
         let (a, b) = (&self.blocks[own], &self.blocks[idle]);
-        if (a.size, a.address) <= (b.size, b.address) { own } else { idle }
+        if (a.size, a.address) <= (b.size, b.address) {
+            own
+        } else {
+            idle
+        }
     }
 
     /// Cuts `size` bytes off the low end of a hole.
     #[inline]
     fn take(&mut self, hole: BlockId, size: u64, slot: u16) -> BlockId {
-        let Self { blocks, slots, counters, .. } = self;
+        let Self {
+            blocks,
+            slots,
+            counters,
+            ..
+        } = self;
         let free = blocks[hole];
         let owner = slots.get_mut(free.slot);
         counters.hole_removed(free.size);
@@ -356,7 +360,7 @@ impl<G: Gpu> Pool<G> {
 
     /// A block that nothing but its own stream's earlier work uses becomes a hole.
     #[inline]
-    fn retire(&mut self, id: BlockId) {
+    pub(super) fn retire(&mut self, id: BlockId) {
         let (size, slot) = (self.blocks[id].size, self.blocks[id].slot);
         self.counters.retired(size);
         let several = self.slots.streams() > 1;
@@ -384,8 +388,14 @@ impl<G: Gpu> Pool<G> {
 
     /// Puts a node back as a hole, joined with the holes beside it that it may be joined with.
     #[inline]
-    fn add_hole(&mut self, id: BlockId, slot: u16, clock: u64) {
-        let Self { blocks, slots, counters, groups, .. } = self;
+    pub(super) fn add_hole(&mut self, id: BlockId, slot: u16, clock: u64) {
+        let Self {
+            blocks,
+            slots,
+            counters,
+            groups,
+            ..
+        } = self;
         let (mut id, mut slot, mut clock) = (id, slot, clock);
         let (group, idle) = (slots.get(slot).group, slots.get(slot).idle);
         let tail = &mut groups[group as usize].tail;
@@ -436,535 +446,12 @@ impl<G: Gpu> Pool<G> {
         counters.hole_added(hole.size);
         slots.get_mut(slot).insert(blocks, id);
     }
-
-    // ---- streams and events --------------------------------------------------------------
-
-    /// A freed block that other streams were recorded on waits for events on them.
-    #[cold]
-    #[inline(never)]
-    fn defer(&mut self, id: BlockId) {
-        let uses = self.uses.remove(&id).unwrap_or_default();
-        self.blocks[id].state = State::Pending;
-        self.counters.pending_bytes += self.blocks[id].size;
-        let uses = uses
-            .into_iter()
-            .map(|stream| match self.gpu.record(stream) {
-                Some(event) => Use::Event(event),
-                None => Use::Stream(stream),
-            })
-            .collect();
-        self.pending.push_back(Pending { block: id, uses });
-    }
-
-    /// Looks at the events on their way. True if any hole changed hands or any block came free.
-    fn advance(&mut self, slot: u16) -> bool {
-        let mut changed = self.poll_pending();
-        if self.slots.streams() > 1 {
-            let Self { slots, gpu, .. } = self;
-            let mut passed = Vec::new();
-            for (other, it) in slots.streams_mut() {
-                if it.poll(gpu) {
-                    passed.push(other);
-                }
-                if other != slot {
-                    it.mark(gpu);
-                }
-            }
-            for slot in passed {
-                changed |= self.release_passed(slot);
-            }
-        }
-        changed
-    }
-
-    /// Frees blocks whose other uses are done, in the order of being freed; gives up after a few
-    /// that are not, so that many waiting blocks do not make every miss slow.
-    fn poll_pending(&mut self) -> bool {
-        let (mut at, mut waiting, mut changed) = (0, 0, false);
-        while at < self.pending.len() && waiting < 16 {
-            let Self { pending, gpu, .. } = self;
-            pending[at].uses.retain_mut(|other| {
-                if let Use::Stream(stream) = other
-                    && let Some(event) = gpu.record(*stream)
-                {
-                    *other = Use::Event(event);
-                }
-                match other {
-                    Use::Event(event) if gpu.passed(*event) => {
-                        gpu.forget(*event);
-                        false
-                    }
-                    _ => true,
-                }
-            });
-            if pending[at].uses.is_empty() {
-                if let Some(done) = self.pending.remove(at) {
-                    self.finish_pending(done.block);
-                    changed = true;
-                }
-            } else {
-                at += 1;
-                waiting += 1;
-            }
-        }
-        changed
-    }
-
-    fn finish_pending(&mut self, id: BlockId) {
-        self.counters.pending_bytes -= self.blocks[id].size;
-        self.retire(id);
-    }
-
-    /// Holes whose work is done become idle. True if there were any.
-    fn release_passed(&mut self, slot: u16) -> bool {
-        let mut changed = false;
-        loop {
-            let it = self.slots.get_mut(slot);
-            let passed = it.passed;
-            let Some(id) = it.oldest().filter(|id| self.blocks[*id].detail <= passed) else {
-                return changed;
-            };
-            it.remove(&mut self.blocks, id);
-            let idle = it.idle;
-            self.counters.hole_removed(self.blocks[id].size);
-            self.add_hole(id, idle, 0);
-            changed = true;
-        }
-    }
-
-    /// Waits until everything that was freed is idle. False where waiting is not possible.
-    pub fn settle(&mut self) -> bool {
-        let busy = !self.pending.is_empty()
-            || self.slots.iter().any(|(slot, it)| slot != it.idle && it.passed != it.clock);
-        if !busy {
-            return true;
-        }
-        self.counters.syncs += 1;
-        if !self.gpu.synchronize() {
-            return false;
-        }
-        for done in std::mem::take(&mut self.pending) {
-            for other in done.uses {
-                if let Use::Event(event) = other {
-                    self.gpu.forget(event);
-                }
-            }
-            self.finish_pending(done.block);
-        }
-        let Self { slots, gpu, .. } = self;
-        let mut all = Vec::new();
-        for (slot, it) in slots.streams_mut() {
-            it.settle(gpu);
-            all.push(slot);
-        }
-        for slot in all {
-            self.release_passed(slot);
-        }
-        true
-    }
-
-    // ---- growing and moving --------------------------------------------------------------
-
-    /// The largest chunk to create now. Costs are per chunk, waste is per chunk size: a
-    /// thousandth of what is held keeps both in proportion (`docs` of the study in `tests`).
-    fn largest_chunk(&self, group: GroupId) -> u64 {
-        let chosen = match self.policy.chunk {
-            0 => (self.groups[group as usize].reserved / 1024).max(4 << 20),
-            chunk => chunk,
-        };
-        (chosen / self.granularity * self.granularity).max(self.granularity)
-    }
-
-    /// Makes a hole of at least `size` bytes at the end of mapped memory.
-    fn extend(&mut self, size: u64, slot: u16) -> Result<BlockId, Refusal> {
-        let id = self.slots.get(slot).group;
-        if self.granularity == 0 {
-            return self.add_segment(size, id);
-        }
-        let group = &self.groups[id as usize];
-        let highest = group.highest.max(group.live + size);
-        let ceiling = highest + highest * self.policy.slack / 1000;
-        let allowed = ceiling.saturating_sub(group.reserved) / self.granularity * self.granularity;
-        let (tail, room) = (group.tail, group.space.gap_at(group.cursor));
-
-        let missing = self.missing(size, slot);
-        let moved = self.choose(missing.saturating_sub(allowed), slot, tail);
-        let grown = missing.saturating_sub(moved).next_multiple_of(self.granularity);
-        if room < moved + grown {
-            self.new_run(size, id)?;
-            self.choose(size.saturating_sub(allowed), slot, NONE);
-        }
-        self.move_chosen(slot)?;
-        if let Err(refusal) = self.grow(size, slot) {
-            // The limit, or the device, has no more: everything that can be moved is.
-            self.choose(self.missing(size, slot), slot, self.groups[id as usize].tail);
-            self.move_chosen(slot)?;
-            if self.missing(size, slot) > 0 {
-                return Err(refusal);
-            }
-        }
-        Ok(self.groups[id as usize].tail)
-    }
-
-    /// Whether the stream may use a hole at once.
-    fn usable(&self, id: BlockId, slot: u16) -> bool {
-        let block = &self.blocks[id];
-        block.state == State::Free && (block.slot == slot || block.slot == self.slots.get(slot).idle)
-    }
-
-    /// Bytes that must be mapped behind the cursor before the tail holds `size` free ones.
-    fn missing(&self, size: u64, slot: u16) -> u64 {
-        let tail = self.groups[self.slots.get(slot).group as usize].tail;
-        match tail != NONE && self.usable(tail, slot) {
-            true => size.saturating_sub(self.blocks[tail].size),
-            false => size,
-        }
-    }
-
-    /// Chooses whole free chunks that the stream may use, at least `wanted` bytes of them if
-    /// there are so many; none of the hole `except`. Returns their bytes.
-    fn choose(&mut self, wanted: u64, slot: u16, except: BlockId) -> u64 {
-        let mut chosen = std::mem::take(&mut self.chosen);
-        chosen.clear();
-        let mut bytes = 0;
-        let own = self.slots.get(slot);
-        let chunks = &self.groups[own.group as usize].chunks;
-        let sources = [Some(slot), Some(own.idle).filter(|idle| *idle != slot)];
-        'search: for slot in sources.into_iter().flatten() {
-            for id in self.slots.get(slot).bins.descending(&self.blocks) {
-                let hole = &self.blocks[id];
-                if bytes >= wanted || hole.size < self.granularity {
-                    break;
-                }
-                if id == except {
-                    continue;
-                }
-                for chunk in chunks.inside(hole.address, hole.end()) {
-                    if bytes >= wanted {
-                        break 'search;
-                    }
-                    bytes += chunks.get(chunk).size;
-                    chosen.push((id, chunk));
-                }
-            }
-        }
-        self.chosen = chosen;
-        bytes
-    }
-
-    /// Starts a new run of mapped memory in a gap that holds `size` bytes and some more.
-    fn new_run(&mut self, size: u64, id: GroupId) -> Result<(), Refusal> {
-        let wanted = size.next_multiple_of(self.granularity) * 2 + (1 << 30);
-        let fits = |(_, length): &(u64, u64)| *length >= wanted;
-        let mut gap = self.groups[id as usize].space.largest_gap().filter(fits);
-        if gap.is_none() {
-            self.unmap_stale(0, id);
-            gap = self.groups[id as usize].space.largest_gap().filter(fits);
-        }
-        let group = &mut self.groups[id as usize];
-        let start = match gap {
-            Some((start, _)) => start,
-            None => {
-                let length = self.gpu.reach().max(wanted.next_power_of_two());
-                let start = self.gpu.reserve(length)?;
-                group.space.add(start, length);
-                group.chunks.add_range(start, length);
-                start
-            }
-        };
-        group.cursor = start;
-        group.tail = NONE;
-        Ok(())
-    }
-
-    /// Maps the chosen chunks behind the cursor. Nothing waits: the stream that may use their
-    /// bytes orders its own work, and the old mappings stay up until that is done.
-    fn move_chosen(&mut self, slot: u16) -> Result<(), Refusal> {
-        let chosen = std::mem::take(&mut self.chosen);
-        let mut result = Ok(());
-        for (hole, chunk) in &chosen {
-            result = self.move_chunk(*hole, *chunk, slot);
-            if result.is_err() {
-                break;
-            }
-        }
-        if !chosen.is_empty() {
-            let own = self.slots.get_mut(slot);
-            let id = own.group;
-            own.mark(&mut self.gpu);
-            let bound = (self.groups[id as usize].chunks.len() / 2).max(256);
-            self.unmap_stale(bound, id);
-        }
-        self.chosen = chosen;
-        result
-    }
-
-    fn move_chunk(&mut self, hole: BlockId, id: ChunkId, slot: u16) -> Result<(), Refusal> {
-        let Self { groups, blocks, slots, gpu, counters, .. } = self;
-        let group_id = slots.get(slot).group;
-        let group = &mut groups[group_id as usize];
-        let chunk = *group.chunks.get(id);
-        if group.space.gap_at(group.cursor) < chunk.size {
-            return Ok(());
-        }
-        gpu.map(group.cursor, chunk.size, chunk.handle)?;
-        let (owner, until) = (blocks[hole].slot, blocks[hole].detail);
-        group.space.take(group.cursor, chunk.size);
-        group.chunks.move_home(id, group.cursor);
-        group.chunks.get_mut(id).stale += 1;
-        group.chunks.stale.push_back(Stale { chunk: id, address: chunk.home, slot: owner, until });
-        counters.stitches += 1;
-        counters.stitched_bytes += chunk.size;
-        counters.stale += 1;
-        counters.stale_bytes += chunk.size;
-        self.cut(hole, chunk.home, chunk.size);
-        self.append(chunk.size, owner, until, slot);
-        Ok(())
-    }
-
-    /// Takes `size` bytes at `address` out of a hole; what is left on either side stays a hole.
-    /// The node goes on as the right-hand rest if there is one, so that the chunks of one hole
-    /// can be cut out in ascending order.
-    fn cut(&mut self, hole: BlockId, address: u64, size: u64) {
-        let Self { blocks, slots, counters, groups, .. } = self;
-        let free = blocks[hole];
-        let owner = slots.get_mut(free.slot);
-        let group = &mut groups[owner.group as usize];
-        owner.remove(blocks, hole);
-        counters.hole_removed(free.size);
-        let (left, right) = (address - free.address, free.end() - (address + size));
-        let mut before = free.prev;
-        if left > 0 {
-            before = blocks.add(free.address, left, free.slot, State::Free);
-            blocks[before].prev = free.prev;
-            blocks[before].detail = free.detail;
-            if free.prev != NONE {
-                blocks[free.prev].next = before;
-            }
-            owner.insert(blocks, before);
-            counters.hole_added(left);
-        } else if before != NONE {
-            blocks[before].next = NONE;
-        }
-        if right > 0 {
-            let rest = &mut blocks[hole];
-            rest.address = address + size;
-            rest.size = right;
-            rest.prev = NONE;
-            owner.insert(blocks, hole);
-            counters.hole_added(right);
-            return;
-        }
-        if free.next != NONE {
-            blocks[free.next].prev = NONE;
-        }
-        blocks.remove(hole);
-        if group.tail == hole {
-            // Growth goes on from where the run ends now.
-            group.tail = before;
-            group.cursor = address;
-        }
-    }
-
-    /// New free bytes stand behind the cursor. They join the tail if the stream may use that too.
-    fn append(&mut self, size: u64, owner: u16, clock: u64, slot: u16) {
-        let Self { blocks, slots, counters, groups, .. } = self;
-        let idle = slots.get(slot).idle;
-        let group = &mut groups[slots.get(slot).group as usize];
-        let (address, tail) = (group.cursor, group.tail);
-        group.cursor += size;
-        if tail != NONE && blocks[tail].state == State::Free {
-            let (other, detail) = (blocks[tail].slot, blocks[tail].detail);
-            if (other == slot || other == idle)
-                && let Some((owner, clock)) = join((owner, clock), (other, detail), idle)
-            {
-                slots.get_mut(other).remove(blocks, tail);
-                counters.hole_removed(blocks[tail].size);
-                let hole = &mut blocks[tail];
-                hole.size += size;
-                (hole.slot, hole.detail) = (owner, clock);
-                counters.hole_added(hole.size);
-                slots.get_mut(owner).insert(blocks, tail);
-                return;
-            }
-        }
-        let id = blocks.add(address, size, owner, State::Free);
-        blocks[id].detail = clock;
-        blocks[id].prev = tail;
-        if tail != NONE {
-            blocks[tail].next = id;
-        }
-        group.tail = id;
-        counters.hole_added(size);
-        slots.get_mut(owner).insert(blocks, id);
-    }
-
-    /// Creates and maps chunks behind the cursor until the tail holds `size` free bytes.
-    fn grow(&mut self, size: u64, slot: u16) -> Result<(), Refusal> {
-        let (id, idle) = (self.slots.get(slot).group, self.slots.get(slot).idle);
-        let mut missing = self.missing(size, slot);
-        if missing > 0 {
-            self.counters.growths += 1;
-        }
-        while missing > 0 {
-            let bytes = missing.next_multiple_of(self.granularity).min(self.largest_chunk(id));
-            let group = &mut self.groups[id as usize];
-            if group.space.gap_at(group.cursor) < bytes {
-                return Err(Refusal::OutOfMemory);
-            }
-            let handle = self.gpu.create(bytes)?;
-            if let Err(refusal) = self.gpu.map(group.cursor, bytes, handle) {
-                self.gpu.release(handle, bytes);
-                return Err(refusal);
-            }
-            group.space.take(group.cursor, bytes);
-            group.chunks.add(handle, bytes, group.cursor);
-            group.reserved += bytes;
-            self.counters.chunk_added(bytes);
-            self.append(bytes, idle, 0, slot);
-            missing = self.missing(size, slot);
-        }
-        Ok(())
-    }
-
-    /// Takes old mappings down, the oldest first, until at most `bound` are left or the next one
-    /// may still be in use.
-    fn unmap_stale(&mut self, bound: usize, id: GroupId) {
-        let Self { slots, gpu, counters, groups, .. } = self;
-        let group = &mut groups[id as usize];
-        let mut polled = false;
-        while group.chunks.stale.len() > bound {
-            let Some(old) = group.chunks.stale.front().copied() else { return };
-            let it = slots.get_mut(old.slot);
-            if old.slot != group.idle && it.passed < old.until {
-                if !polled {
-                    polled = true;
-                    it.poll(gpu);
-                    continue;
-                }
-                // Far beyond the bound it is time to wait.
-                if group.chunks.stale.len() < bound * 4 || !it.wait(gpu) {
-                    return;
-                }
-                continue;
-            }
-            polled = false;
-            group.chunks.stale.pop_front();
-            let size = group.chunks.get(old.chunk).size;
-            if gpu.unmap(old.address, size).is_err() {
-                // Nothing is lost: the mapping stays counted and is tried again.
-                counters.driver_errors += 1;
-                group.chunks.stale.push_back(old);
-                return;
-            }
-            group.space.give(old.address, size);
-            group.chunks.get_mut(old.chunk).stale -= 1;
-            counters.stale -= 1;
-            counters.stale_bytes -= size;
-        }
-    }
-
-    /// Gives every chunk of everybody's memory, and of groups that are closing, back to the driver
-    /// where it is wholly free and idle. Waits for the device first where something free is not
-    /// idle yet. Returns the bytes given back.
-    pub fn trim_all(&mut self) -> u64 {
-        let mut bytes = 0;
-        for id in 0..self.groups.len() as GroupId {
-            let group = &self.groups[id as usize];
-            if !group.closed && (id == SHARED || group.closing) {
-                bytes += self.trim(id);
-                self.finish_closing(id);
-            }
-        }
-        bytes
-    }
-
-    /// The same for one group, whether it is closing or not.
-    fn trim(&mut self, id: GroupId) -> u64 {
-        self.settle();
-        if self.granularity == 0 {
-            return self.trim_segments(id);
-        }
-        self.unmap_stale(0, id);
-        let idle = self.groups[id as usize].idle;
-        self.choose(u64::MAX, idle, NONE);
-        let chosen = std::mem::take(&mut self.chosen);
-        let mut bytes = 0;
-        for (hole, chunk_id) in &chosen {
-            let chunk = *self.groups[id as usize].chunks.get(*chunk_id);
-            if chunk.stale > 0 {
-                continue;
-            }
-            if self.gpu.unmap(chunk.home, chunk.size).is_err() {
-                self.counters.driver_errors += 1;
-                continue;
-            }
-            self.cut(*hole, chunk.home, chunk.size);
-            self.gpu.release(chunk.handle, chunk.size);
-            let group = &mut self.groups[id as usize];
-            group.space.give(chunk.home, chunk.size);
-            group.chunks.remove(*chunk_id);
-            group.reserved -= chunk.size;
-            self.counters.chunk_removed(chunk.size);
-            bytes += chunk.size;
-        }
-        self.chosen = chosen;
-        bytes
-    }
-
-    // ---- plain segments ------------------------------------------------------------------
-
-    /// Takes a plain segment, of PyTorch's sizes: 2 MiB for small requests, 20 MiB up to 10 MiB,
-    /// the request rounded up to 2 MiB above (`kSmallBuffer`, `kLargeBuffer`, `kMinLargeAlloc`).
-    fn add_segment(&mut self, size: u64, id: GroupId) -> Result<BlockId, Refusal> {
-        let bytes = match size {
-            ..=super::SMALL => 2 << 20,
-            ..0xA0_0000 => 20 << 20,
-            _ => size.next_multiple_of(2 << 20),
-        };
-        let address = self.gpu.allocate(bytes)?;
-        let group = &mut self.groups[id as usize];
-        group.segments.insert(address, bytes);
-        group.reserved += bytes;
-        let idle = group.idle;
-        self.counters.growths += 1;
-        self.counters.chunk_added(bytes);
-        let block = self.blocks.add(address, bytes, idle, State::Free);
-        self.counters.hole_added(bytes);
-        self.slots.get_mut(idle).insert(&mut self.blocks, block);
-        Ok(block)
-    }
-
-    /// Gives plain segments back that are wholly free and idle.
-    fn trim_segments(&mut self, id: GroupId) -> u64 {
-        let Self { blocks, slots, gpu, counters, groups, .. } = self;
-        let group = &mut groups[id as usize];
-        let idle = slots.get_mut(group.idle);
-        let whole = |id: &BlockId| {
-            let hole = &blocks[*id];
-            group.segments.get(&hole.address) == Some(&hole.size)
-        };
-        let whole: Vec<BlockId> = idle.bins.descending(blocks).filter(whole).collect();
-        let mut bytes = 0;
-        for id in whole {
-            let hole = blocks[id];
-            idle.remove(blocks, id);
-            counters.hole_removed(hole.size);
-            blocks.remove(id);
-            group.segments.remove(&hole.address);
-            group.reserved -= hole.size;
-            gpu.free(hole.address, hole.size);
-            counters.chunk_removed(hole.size);
-            bytes += hole.size;
-        }
-        bytes
-    }
 }
 
 /// The owner of two holes joined, each with the clock of its freeing; `None` where two streams'
 /// holes would be joined, which neither could use without waiting for the other.
 #[inline]
-fn join(a: (u16, u64), b: (u16, u64), idle: u16) -> Option<(u16, u64)> {
+pub(super) fn join(a: (u16, u64), b: (u16, u64), idle: u16) -> Option<(u16, u64)> {
     match (a.0, b.0) {
         (x, y) if x == y => Some((x, a.1.max(b.1))),
         (x, _) if x == idle => Some(b),

@@ -28,13 +28,19 @@ impl Space {
 
     /// Start and size of the largest gap.
     pub fn largest_gap(&self) -> Option<(u64, u64)> {
-        self.gaps.iter().map(|(start, size)| (*start, *size)).max_by_key(|(_, size)| *size)
+        self.gaps
+            .iter()
+            .map(|(start, size)| (*start, *size))
+            .max_by_key(|(_, size)| *size)
     }
 
     /// A mapping was made inside a gap.
     pub fn take(&mut self, address: u64, size: u64) {
-        let Some((start, length)) =
-            self.gaps.range(..=address).next_back().map(|(start, size)| (*start, *size))
+        let Some((start, length)) = self
+            .gaps
+            .range(..=address)
+            .next_back()
+            .map(|(start, size)| (*start, *size))
         else {
             return;
         };
@@ -96,10 +102,16 @@ mod tests {
         space.add(1100, 50);
         assert_eq!(space.gap_at(1000), 100);
         space.take(1020, 10);
-        assert_eq!((space.gap_at(1000), space.gap_at(1020), space.gap_at(1030)), (20, 0, 70));
+        assert_eq!(
+            (space.gap_at(1000), space.gap_at(1020), space.gap_at(1030)),
+            (20, 0, 70)
+        );
         assert_eq!(space.largest_gap(), Some((1030, 70)));
         space.give(1020, 10);
-        assert_eq!((space.gap_at(1000), space.gap_at(1099), space.gap_at(1100)), (100, 1, 50));
+        assert_eq!(
+            (space.gap_at(1000), space.gap_at(1099), space.gap_at(1100)),
+            (100, 1, 50)
+        );
         space.take(1100, 10);
         space.give(1100, 10);
         assert_eq!((space.gap_at(1090), space.gap_at(1100)), (10, 50));

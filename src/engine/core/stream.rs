@@ -129,7 +129,9 @@ impl Slot {
         match self.marks.back().copied() {
             Some((event, clock)) if gpu.wait(event) => {
                 self.passed = clock;
-                self.marks.drain(..).for_each(|(event, _)| gpu.forget(event));
+                self.marks
+                    .drain(..)
+                    .for_each(|(event, _)| gpu.forget(event));
                 true
             }
             _ => false,
@@ -140,7 +142,9 @@ impl Slot {
     pub fn settle(&mut self, gpu: &mut impl Gpu) {
         self.passed = self.clock;
         self.unmarked = 0;
-        self.marks.drain(..).for_each(|(event, _)| gpu.forget(event));
+        self.marks
+            .drain(..)
+            .for_each(|(event, _)| gpu.forget(event));
     }
 }
 
@@ -167,7 +171,10 @@ impl Slots {
 
     /// A slot for the idle memory of a new group. `None` when there are 65,535 slots already.
     pub fn add_idle(&mut self, group: GroupId) -> Option<u16> {
-        let key = StreamKey { handle: u64::MAX, id: u64::MAX };
+        let key = StreamKey {
+            handle: u64::MAX,
+            id: u64::MAX,
+        };
         self.place(key, group, None)
     }
 
@@ -233,7 +240,11 @@ impl Slots {
                 let (key, clock) = ((old.group, old.key), old.clock);
                 self.streams -= usize::from(old.idle != slot);
                 // Old mappings may still wait for this clock, so it goes on.
-                *old = Slot { clock, passed: clock, ..new };
+                *old = Slot {
+                    clock,
+                    passed: clock,
+                    ..new
+                };
                 if self.by_key.get(&key) == Some(&slot) {
                     self.by_key.remove(&key);
                 }
@@ -257,11 +268,18 @@ impl Slots {
 
     /// The slots of streams, without those of idle memory.
     pub fn streams_mut(&mut self) -> impl Iterator<Item = (u16, &mut Slot)> {
-        let all = self.list.iter_mut().enumerate().map(|(slot, it)| (slot as u16, it));
+        let all = self
+            .list
+            .iter_mut()
+            .enumerate()
+            .map(|(slot, it)| (slot as u16, it));
         all.filter(|(slot, it)| it.idle != *slot)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (u16, &Slot)> {
-        self.list.iter().enumerate().map(|(slot, it)| (slot as u16, it))
+        self.list
+            .iter()
+            .enumerate()
+            .map(|(slot, it)| (slot as u16, it))
     }
 }

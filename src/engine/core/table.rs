@@ -10,7 +10,10 @@ struct Entry {
     block: BlockId,
 }
 
-const EMPTY: Entry = Entry { address: 0, block: NONE };
+const EMPTY: Entry = Entry {
+    address: 0,
+    block: NONE,
+};
 
 /// Maps the addresses of blocks handed out to their blocks. Address 0 is never one.
 pub struct Table {
@@ -21,7 +24,11 @@ pub struct Table {
 
 impl Table {
     pub fn new() -> Self {
-        Table { entries: vec![EMPTY; 1 << 8], shift: 64 - 8, count: 0 }
+        Table {
+            entries: vec![EMPTY; 1 << 8],
+            shift: 64 - 8,
+            count: 0,
+        }
     }
 
     pub fn len(&self) -> usize {

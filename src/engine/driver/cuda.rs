@@ -24,7 +24,9 @@ pub fn cuda() -> Result<Functions, String> {
         // SAFETY: a live handle and a NUL-terminated name.
         let address = unsafe { libc::dlsym(library, symbol.as_ptr()) };
         match address.is_null() {
-            true => Err(format!("the CUDA driver has no {name}: it is older than CUDA 12.0")),
+            true => Err(format!(
+                "the CUDA driver has no {name}: it is older than CUDA 12.0"
+            )),
             false => Ok(address),
         }
     };
@@ -55,5 +57,7 @@ fn last_error() -> String {
         return String::from("it could not be loaded");
     }
     // SAFETY: as above.
-    unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned()
+    unsafe { CStr::from_ptr(message) }
+        .to_string_lossy()
+        .into_owned()
 }

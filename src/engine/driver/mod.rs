@@ -34,7 +34,9 @@ impl Functions {
         let known = unsafe { (self.cuGetErrorName)(error, &mut name) } == 0 && !name.is_null();
         match known {
             // SAFETY: a NUL-terminated static string, as above.
-            true => unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned(),
+            true => unsafe { CStr::from_ptr(name) }
+                .to_string_lossy()
+                .into_owned(),
             false => format!("CUDA error {error}"),
         }
     }

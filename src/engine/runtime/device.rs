@@ -103,7 +103,10 @@ impl Device {
         let ledger = Arc::new(Ledger::new());
         let mut limit = settings.limit.map_or(u64::MAX, |limit| limit as u64);
         if settings.per_process_memory_fraction < 1.0 {
-            limit = limit.min(share(settings.per_process_memory_fraction, properties.total));
+            limit = limit.min(share(
+                settings.per_process_memory_fraction,
+                properties.total,
+            ));
         }
         ledger.set_limit(limit);
         if settings.expandable_segments && properties.granularity == 0 {
@@ -118,7 +121,11 @@ impl Device {
             ..Policy::default()
         };
         let gpu = DriverGpu::new(functions, properties.clone(), ledger.clone());
-        let state = State { pool: Pool::new(gpu, policy), private: Vec::new(), routes: Vec::new() };
+        let state = State {
+            pool: Pool::new(gpu, policy),
+            private: Vec::new(),
+            routes: Vec::new(),
+        };
         Ok(Device {
             ordinal,
             functions,
@@ -151,9 +158,10 @@ impl Device {
         let rounded = self.round_up.round_up(size) as u64;
         let mut state = self.state.lock();
         let group = state.group_for(stream);
-        state.pool.allocate(rounded, size as u64, key, group).or_else(|first| {
-            self.try_again(&mut state, rounded, size as u64, stream, group, first)
-        })
+        state
+            .pool
+            .allocate(rounded, size as u64, key, group)
+            .or_else(|first| self.try_again(&mut state, rounded, size as u64, stream, group, first))
     }
 
     /// The pool could not meet the request. Other groups may hold free memory to give back.
@@ -178,7 +186,10 @@ impl Device {
             let memory = state.pool.gpu().memory_info();
             OutOfMemory {
                 device: self.ordinal,
-                shortage: Shortage { asked: size, ..shortage },
+                shortage: Shortage {
+                    asked: size,
+                    ..shortage
+                },
                 limit: self.limit(),
                 memory,
                 error: match shortage.refusal {
@@ -193,14 +204,22 @@ impl Device {
     #[inline]
     pub fn free(&self, address: u64) -> Result<(), UnknownPointer> {
         let mut state = self.state.lock();
-        state.pool.free(address).map(drop).map_err(|_| UnknownPointer)
+        state
+            .pool
+            .free(address)
+            .map(drop)
+            .map_err(|_| UnknownPointer)
     }
 
     /// Notes that another stream (by handle) uses the block: once freed, it is not used again
     /// before that stream's work up to then is done.
     pub fn record_use(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
         let key = stream_key(&self.functions, stream);
-        self.state.lock().pool.record_use(address, key).map_err(|_| UnknownPointer)
+        self.state
+            .lock()
+            .pool
+            .record_use(address, key)
+            .map_err(|_| UnknownPointer)
     }
 
     /// Gives every chunk that is wholly free back to the driver; waits for the device first where
@@ -254,7 +273,10 @@ impl Device {
     fn figures_of(&self, state: &State) -> Figures {
         Figures {
             counters: *state.pool.counters(),
-            calls: Call::ALL.iter().map(|call| (*call, self.ledger.figures(*call))).collect(),
+            calls: Call::ALL
+                .iter()
+                .map(|call| (*call, self.ledger.figures(*call)))
+                .collect(),
             largest_free: state.pool.largest_free(),
             addresses: state.pool.addresses(),
             limit: self.limit(),
@@ -272,10 +294,18 @@ impl Device {
     /// is made if there is none of that name. One more user of it is counted.
     pub fn begin_pool(&self, route: Route) {
         let mut state = self.state.lock();
-        match state.private.iter_mut().find(|private| private.id == route.pool) {
+        match state
+            .private
+            .iter_mut()
+            .find(|private| private.id == route.pool)
+        {
             Some(private) => private.users += 1,
             None => match state.pool.open_group() {
-                Some(group) => state.private.push(Private { id: route.pool, group, users: 1 }),
+                Some(group) => state.private.push(Private {
+                    id: route.pool,
+                    group,
+                    users: 1,
+                }),
                 None => {
                     message::say("too many private pools: this one shares everybody's memory");
                     return;
@@ -301,7 +331,9 @@ impl Device {
     /// as far as it is free, and the rest when it is freed.
     pub fn release_pool(&self, pool: PoolId) {
         let mut state = self.state.lock();
-        let Some(at) = state.private.iter().position(|private| private.id == pool) else { return };
+        let Some(at) = state.private.iter().position(|private| private.id == pool) else {
+            return;
+        };
         state.private[at].users -= 1;
         if state.private[at].users == 0 {
             let private = state.private.swap_remove(at);
@@ -313,15 +345,22 @@ impl Device {
 impl State {
     #[inline]
     fn group_for(&self, stream: u64) -> GroupId {
-        if self.routes.is_empty() { SHARED } else { self.routed(stream) }
+        if self.routes.is_empty() {
+            SHARED
+        } else {
+            self.routed(stream)
+        }
     }
 
     #[cold]
     fn routed(&self, stream: u64) -> GroupId {
-        let route = self.routes.iter().rev().find(|route| (route.filter)(stream));
-        let private = route.and_then(|route| {
-            self.private.iter().find(|private| private.id == route.pool)
-        });
+        let route = self
+            .routes
+            .iter()
+            .rev()
+            .find(|route| (route.filter)(stream));
+        let private =
+            route.and_then(|route| self.private.iter().find(|private| private.id == route.pool));
         private.map_or(SHARED, |private| private.group)
     }
 
@@ -339,12 +378,35 @@ fn share(fraction: f64, total: u64) -> u64 {
 impl fmt::Display for OutOfMemory {
     /// Begins as PyTorch's message does: retry helpers look for its first words.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shortage { asked, live, reserved, largest, refusal } = self.shortage;
-        write!(f, "CUDA out of memory. Tried to allocate {} on device {}", Bytes(asked), self.device)?;
-        write!(f, ". In use by the program: {}; held by the allocator: {}", Bytes(live), Bytes(reserved))?;
+        let Shortage {
+            asked,
+            live,
+            reserved,
+            largest,
+            refusal,
+        } = self.shortage;
+        write!(
+            f,
+            "CUDA out of memory. Tried to allocate {} on device {}",
+            Bytes(asked),
+            self.device
+        )?;
+        write!(
+            f,
+            ". In use by the program: {}; held by the allocator: {}",
+            Bytes(live),
+            Bytes(reserved)
+        )?;
         write!(f, "; largest free range: {}", Bytes(largest))?;
-        let Some((free, total)) = self.memory else { return write!(f, ".") };
-        write!(f, "; free on the device: {} of {}", Bytes(free), Bytes(total))?;
+        let Some((free, total)) = self.memory else {
+            return write!(f, ".");
+        };
+        write!(
+            f,
+            "; free on the device: {} of {}",
+            Bytes(free),
+            Bytes(total)
+        )?;
         if let Some(limit) = self.limit {
             write!(f, "; limit: {}", Bytes(limit))?;
         }
@@ -352,7 +414,10 @@ impl fmt::Display for OutOfMemory {
         match (&self.error, refusal) {
             (Some(error), _) => write!(f, ". The driver said {error}."),
             (_, Refusal::OverLimit) if free > asked => {
-                write!(f, ". The limit stands in the way: the device has room for this request.")
+                write!(
+                    f,
+                    ". The limit stands in the way: the device has room for this request."
+                )
             }
             _ if reserved - live > asked => write!(
                 f,
@@ -360,9 +425,16 @@ impl fmt::Display for OutOfMemory {
                  that (CONCERTINA_CONF=chunk_size_mb:2)."
             ),
             _ if outside > asked && outside > reserved => {
-                write!(f, ". Others, or this program by other means, hold {}.", Bytes(outside))
+                write!(
+                    f,
+                    ". Others, or this program by other means, hold {}.",
+                    Bytes(outside)
+                )
             }
-            _ => write!(f, ". The program needs more than there is: use less at a time."),
+            _ => write!(
+                f,
+                ". The program needs more than there is: use less at a time."
+            ),
         }
     }
 }

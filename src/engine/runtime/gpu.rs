@@ -45,7 +45,10 @@ impl Properties {
     /// runtime, and so PyTorch, works in.
     pub fn of(functions: &Functions, ordinal: i32, devices: i32) -> Result<Self, String> {
         let failed = |what: &str, status| {
-            format!("device {ordinal}: {what} failed: {}", functions.error_name(status))
+            format!(
+                "device {ordinal}: {what} failed: {}",
+                functions.error_name(status)
+            )
         };
         let mut device = 0;
         // SAFETY: in this function every pointer is to a local that outlives its call.
@@ -93,7 +96,11 @@ impl Properties {
                 reachable_by.push(other);
             }
         }
-        let name = name.iter().take_while(|c| **c != 0).map(|c| *c as u8 as char).collect();
+        let name = name
+            .iter()
+            .take_while(|c| **c != 0)
+            .map(|c| *c as u8 as char)
+            .collect();
         Ok(Properties {
             name,
             device,
@@ -115,7 +122,10 @@ fn allocation_properties(device: CUdevice) -> CUmemAllocationProp {
 }
 
 fn location(device: CUdevice) -> CUmemLocation {
-    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+    CUmemLocation {
+        type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+        id: device,
+    }
 }
 
 fn refusal(status: u32) -> Result<(), Refusal> {
@@ -132,8 +142,14 @@ fn refusal(status: u32) -> Result<(), Refusal> {
 pub fn stream_key(functions: &Functions, handle: u64) -> StreamKey {
     match handle {
         0 | LEGACY => StreamKey { handle: 0, id: 0 },
-        PER_THREAD => StreamKey { handle, id: thread_number() },
-        _ => StreamKey { handle, id: stream_id(functions, handle) },
+        PER_THREAD => StreamKey {
+            handle,
+            id: thread_number(),
+        },
+        _ => StreamKey {
+            handle,
+            id: stream_id(functions, handle),
+        },
     }
 }
 
@@ -176,7 +192,10 @@ fn current<'a>(functions: &'a Functions, context: usize) -> Current<'a> {
     // SAFETY: `now` outlives the call.
     let known = unsafe { (functions.cuCtxGetCurrent)(&mut now) } == 0;
     if known && now as usize == context {
-        return Current { functions, pushed: false };
+        return Current {
+            functions,
+            pushed: false,
+        };
     }
     // SAFETY: the primary context was retained and stays.
     let pushed = unsafe { (functions.cuCtxPushCurrent_v2)(context as CUcontext) } == 0;
@@ -193,7 +212,14 @@ impl DriverGpu {
                 flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
             })
             .collect();
-        DriverGpu { functions, properties, ledger, access, events: Vec::new(), capturing: false }
+        DriverGpu {
+            functions,
+            properties,
+            ledger,
+            access,
+            events: Vec::new(),
+            capturing: false,
+        }
     }
 
     /// A counted call in the device's context.
@@ -220,6 +246,14 @@ impl Gpu for DriverGpu {
     /// Eight times the device's memory: addresses cost next to nothing, and moving uses them up.
     fn reach(&self) -> u64 {
         (self.properties.total * 8).next_power_of_two().max(1 << 32)
+    }
+
+    fn has_room(&mut self, size: u64) -> Result<(), Refusal> {
+        match self.memory_info() {
+            _ if !self.ledger.allows(size) => Err(Refusal::OverLimit),
+            Some((free, _)) if free < size => Err(Refusal::OutOfMemory),
+            _ => Ok(()),
+        }
     }
 
     fn create(&mut self, size: u64) -> Result<Handle, Refusal> {
@@ -253,7 +287,9 @@ impl Gpu for DriverGpu {
 
     fn unreserve(&mut self, address: u64, size: u64) {
         // SAFETY: the pool reserved the range and nothing is mapped in it.
-        self.call(Call::FreeAddress, |f| unsafe { (f.cuMemAddressFree)(address, size as usize) });
+        self.call(Call::FreeAddress, |f| unsafe {
+            (f.cuMemAddressFree)(address, size as usize)
+        });
     }
 
     fn map(&mut self, address: u64, size: u64, chunk: Handle) -> Result<(), Refusal> {
@@ -268,14 +304,18 @@ impl Gpu for DriverGpu {
         }));
         if result.is_err() {
             // SAFETY: mapped just now and used by nothing.
-            self.call(Call::Unmap, |f| unsafe { (f.cuMemUnmap)(address, size as usize) });
+            self.call(Call::Unmap, |f| unsafe {
+                (f.cuMemUnmap)(address, size as usize)
+            });
         }
         result
     }
 
     fn unmap(&mut self, address: u64, size: u64) -> Result<(), Refusal> {
         // SAFETY: a mapping of the pool's that no work uses any more.
-        refusal(self.call(Call::Unmap, |f| unsafe { (f.cuMemUnmap)(address, size as usize) }))
+        refusal(self.call(Call::Unmap, |f| unsafe {
+            (f.cuMemUnmap)(address, size as usize)
+        }))
     }
 
     fn allocate(&mut self, size: u64) -> Result<u64, Refusal> {
@@ -344,7 +384,9 @@ impl Gpu for DriverGpu {
             return false;
         }
         // SAFETY: an event of ours that was recorded.
-        self.call(Call::Query, |f| unsafe { (f.cuEventQuery)(event as usize as CUevent) }) == 0
+        self.call(Call::Query, |f| unsafe {
+            (f.cuEventQuery)(event as usize as CUevent)
+        }) == 0
     }
 
     fn wait(&mut self, event: Event) -> bool {
@@ -379,4 +421,3 @@ impl Drop for DriverGpu {
         }
     }
 }
-

@@ -76,7 +76,9 @@ impl Ledger {
         let start = Instant::now();
         let status = body();
         let counted = &self.calls[call as usize];
-        counted.nanoseconds.fetch_add(start.elapsed().as_nanos() as u64, Relaxed);
+        counted
+            .nanoseconds
+            .fetch_add(start.elapsed().as_nanos() as u64, Relaxed);
         counted.count.fetch_add(1, Relaxed);
         if status != 0 && call as usize != Call::Query as usize {
             counted.failed.fetch_add(1, Relaxed);

@@ -37,7 +37,12 @@ impl Allocator {
             }
         }
         let devices = (0..count).map(|_| OnceCell::new()).collect();
-        Ok(Allocator { functions, settings, devices, complained: Mutex::new(Vec::new()) })
+        Ok(Allocator {
+            functions,
+            settings,
+            devices,
+            complained: Mutex::new(Vec::new()),
+        })
     }
 
     /// The driver's functions.
@@ -67,13 +72,20 @@ impl Allocator {
 
     #[cold]
     fn open(&self, ordinal: i32) -> Result<Device, String> {
-        Device::open(self.functions, ordinal, self.devices.len() as i32, &self.settings)
+        Device::open(
+            self.functions,
+            ordinal,
+            self.devices.len() as i32,
+            &self.settings,
+        )
     }
 
     /// The same, saying why not on standard error, once for each device.
     #[inline]
     pub fn device_or_say(&self, ordinal: i32) -> Option<&Device> {
-        self.device(ordinal).map_err(|why| self.complain(ordinal, &why)).ok()
+        self.device(ordinal)
+            .map_err(|why| self.complain(ordinal, &why))
+            .ok()
     }
 
     #[cold]

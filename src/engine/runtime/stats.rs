@@ -1,6 +1,6 @@
 //! The statistics as JSON, and their schema.
 //!
-//! The pool's counters are the only source. [`OWN`] is the one list of the figures that PyTorch
+//! The pool's counters are the only source. `OWN` is the one list of the figures that PyTorch
 //! does not have: the JSON and the README's table are both made from it.
 
 use super::device::{Device, Figures};
@@ -85,7 +85,9 @@ pub fn json(patience: Duration) -> String {
         Driver::Cuda => "cuda",
         Driver::Sim => "sim",
     });
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
     json!({
         "schema_version": SCHEMA_VERSION,
         "version": env!("CARGO_PKG_VERSION"),
@@ -104,7 +106,10 @@ fn device_json(device: &Device, figures: Option<&Figures>) -> Value {
     object.insert("total_bytes".into(), device.total_bytes().into());
     object.insert("busy".into(), figures.is_none().into());
     if let Some(figures) = figures {
-        object.insert("memory_stats".into(), Value::Object(memory_stats(&figures.counters)));
+        object.insert(
+            "memory_stats".into(),
+            Value::Object(memory_stats(&figures.counters)),
+        );
         for own in OWN {
             object.insert(own.name.into(), (own.value)(figures));
         }
@@ -121,9 +126,11 @@ pub fn memory_stats(counters: &Counters) -> Map<String, Value> {
         stats.insert(format!("{name}.allocated"), flow.allocated.into());
         stats.insert(format!("{name}.freed"), flow.freed.into());
     };
-    for (pool, usage) in
-        [("all", &counters.all), ("small_pool", &counters.small), ("large_pool", &counters.large)]
-    {
+    for (pool, usage) in [
+        ("all", &counters.all),
+        ("small_pool", &counters.small),
+        ("large_pool", &counters.large),
+    ] {
         for (name, flow) in by_name(usage) {
             put(format!("{name}.{pool}"), flow);
         }

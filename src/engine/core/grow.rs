@@ -1,0 +1,398 @@
+//! Growing, moving free chunks to where they are needed, and giving memory back.
+
+use super::block::{BlockId, NONE, State};
+use super::chunk::{ChunkId, Stale};
+use super::gpu::{Gpu, Refusal};
+use super::group::{GroupId, SHARED};
+use super::pool::{Pool, join};
+
+impl<G: Gpu> Pool<G> {
+    /// The largest chunk to create now. Costs are per chunk, waste is per chunk size: a
+    /// thousandth of what is held keeps both in proportion (`docs` of the study in `tests`).
+    fn largest_chunk(&self, group: GroupId) -> u64 {
+        let chosen = match self.policy.chunk {
+            0 => (self.groups[group as usize].reserved / 1024).max(4 << 20),
+            chunk => chunk,
+        };
+        (chosen / self.granularity * self.granularity).max(self.granularity)
+    }
+
+    /// Makes a hole of at least `size` bytes at the end of mapped memory.
+    pub(super) fn extend(&mut self, size: u64, slot: u16) -> Result<BlockId, Refusal> {
+        let id = self.slots.get(slot).group;
+        if self.granularity == 0 {
+            return self.add_segment(size, id);
+        }
+        let group = &self.groups[id as usize];
+        let highest = group.highest.max(group.live + size);
+        let ceiling = highest + highest * self.policy.slack / 1000;
+        let allowed = ceiling.saturating_sub(group.reserved) / self.granularity * self.granularity;
+        let (tail, room) = (group.tail, group.space.gap_at(group.cursor));
+
+        let missing = self.missing(size, slot);
+        let moved = self.choose(missing.saturating_sub(allowed), slot, tail);
+        let grown = missing
+            .saturating_sub(moved)
+            .next_multiple_of(self.granularity);
+        if room < moved + grown {
+            self.new_run(size, id)?;
+            self.choose(size.saturating_sub(allowed), slot, NONE);
+        }
+        self.move_chosen(slot)?;
+        if self.grow(size, slot).is_err() {
+            // The limit, or the device, has no more: everything that can be moved is.
+            self.choose(
+                self.missing(size, slot),
+                slot,
+                self.groups[id as usize].tail,
+            );
+            self.move_chosen(slot)?;
+            self.grow(size, slot)?;
+        }
+        Ok(self.groups[id as usize].tail)
+    }
+
+    /// Whether the stream may use a hole at once.
+    pub(super) fn usable(&self, id: BlockId, slot: u16) -> bool {
+        let block = &self.blocks[id];
+        block.state == State::Free
+            && (block.slot == slot || block.slot == self.slots.get(slot).idle)
+    }
+
+    /// Bytes that must be mapped behind the cursor before the tail holds `size` free ones.
+    pub(super) fn missing(&self, size: u64, slot: u16) -> u64 {
+        let tail = self.groups[self.slots.get(slot).group as usize].tail;
+        match tail != NONE && self.usable(tail, slot) {
+            true => size.saturating_sub(self.blocks[tail].size),
+            false => size,
+        }
+    }
+
+    /// Chooses whole free chunks that the stream may use, at least `wanted` bytes of them if
+    /// there are so many; none of the hole `except`. Returns their bytes.
+    pub(super) fn choose(&mut self, wanted: u64, slot: u16, except: BlockId) -> u64 {
+        let mut chosen = std::mem::take(&mut self.chosen);
+        chosen.clear();
+        let mut bytes = 0;
+        let own = self.slots.get(slot);
+        let chunks = &self.groups[own.group as usize].chunks;
+        let sources = [Some(slot), Some(own.idle).filter(|idle| *idle != slot)];
+        'search: for slot in sources.into_iter().flatten() {
+            for id in self.slots.get(slot).bins.descending(&self.blocks) {
+                let hole = &self.blocks[id];
+                if bytes >= wanted || hole.size < self.granularity {
+                    break;
+                }
+                if id == except {
+                    continue;
+                }
+                for chunk in chunks.inside(hole.address, hole.end()) {
+                    if bytes >= wanted {
+                        break 'search;
+                    }
+                    bytes += chunks.get(chunk).size;
+                    chosen.push((id, chunk));
+                }
+            }
+        }
+        self.chosen = chosen;
+        bytes
+    }
+
+    /// Starts a new run of mapped memory in a gap that holds `size` bytes and some more.
+    fn new_run(&mut self, size: u64, id: GroupId) -> Result<(), Refusal> {
+        let wanted = size.next_multiple_of(self.granularity) * 2 + (1 << 30);
+        let fits = |(_, length): &(u64, u64)| *length >= wanted;
+        let mut gap = self.groups[id as usize].space.largest_gap().filter(fits);
+        if gap.is_none() {
+            self.unmap_stale(0, id);
+            gap = self.groups[id as usize].space.largest_gap().filter(fits);
+        }
+        let group = &mut self.groups[id as usize];
+        let start = match gap {
+            Some((start, _)) => start,
+            None => {
+                let length = self.gpu.reach().max(wanted.next_power_of_two());
+                let start = self.gpu.reserve(length)?;
+                group.space.add(start, length);
+                group.chunks.add_range(start, length);
+                start
+            }
+        };
+        group.cursor = start;
+        group.tail = NONE;
+        Ok(())
+    }
+
+    /// Maps the chosen chunks behind the cursor. Nothing waits: the stream that may use their
+    /// bytes orders its own work, and the old mappings stay up until that is done.
+    fn move_chosen(&mut self, slot: u16) -> Result<(), Refusal> {
+        let chosen = std::mem::take(&mut self.chosen);
+        let mut result = Ok(());
+        for (hole, chunk) in &chosen {
+            result = self.move_chunk(*hole, *chunk, slot);
+            if result.is_err() {
+                break;
+            }
+        }
+        if !chosen.is_empty() {
+            let own = self.slots.get_mut(slot);
+            let id = own.group;
+            own.mark(&mut self.gpu);
+            let bound = (self.groups[id as usize].chunks.len() / 2).max(256);
+            self.unmap_stale(bound, id);
+        }
+        self.chosen = chosen;
+        result
+    }
+
+    fn move_chunk(&mut self, hole: BlockId, id: ChunkId, slot: u16) -> Result<(), Refusal> {
+        let Self {
+            groups,
+            blocks,
+            slots,
+            gpu,
+            counters,
+            ..
+        } = self;
+        let group_id = slots.get(slot).group;
+        let group = &mut groups[group_id as usize];
+        let chunk = *group.chunks.get(id);
+        if group.space.gap_at(group.cursor) < chunk.size {
+            return Ok(());
+        }
+        gpu.map(group.cursor, chunk.size, chunk.handle)?;
+        let (owner, until) = (blocks[hole].slot, blocks[hole].detail);
+        group.space.take(group.cursor, chunk.size);
+        group.chunks.move_home(id, group.cursor);
+        group.chunks.get_mut(id).stale += 1;
+        group.chunks.stale.push_back(Stale {
+            chunk: id,
+            address: chunk.home,
+            slot: owner,
+            until,
+        });
+        counters.stitches += 1;
+        counters.stitched_bytes += chunk.size;
+        counters.stale += 1;
+        counters.stale_bytes += chunk.size;
+        self.cut(hole, chunk.home, chunk.size);
+        self.append(chunk.size, owner, until, slot);
+        Ok(())
+    }
+
+    /// Takes `size` bytes at `address` out of a hole; what is left on either side stays a hole.
+    /// The node goes on as the right-hand rest if there is one, so that the chunks of one hole
+    /// can be cut out in ascending order.
+    pub(super) fn cut(&mut self, hole: BlockId, address: u64, size: u64) {
+        let Self {
+            blocks,
+            slots,
+            counters,
+            groups,
+            ..
+        } = self;
+        let free = blocks[hole];
+        let owner = slots.get_mut(free.slot);
+        let group = &mut groups[owner.group as usize];
+        owner.remove(blocks, hole);
+        counters.hole_removed(free.size);
+        let (left, right) = (address - free.address, free.end() - (address + size));
+        let mut before = free.prev;
+        if left > 0 {
+            before = blocks.add(free.address, left, free.slot, State::Free);
+            blocks[before].prev = free.prev;
+            blocks[before].detail = free.detail;
+            if free.prev != NONE {
+                blocks[free.prev].next = before;
+            }
+            owner.insert(blocks, before);
+            counters.hole_added(left);
+        } else if before != NONE {
+            blocks[before].next = NONE;
+        }
+        if right > 0 {
+            let rest = &mut blocks[hole];
+            rest.address = address + size;
+            rest.size = right;
+            rest.prev = NONE;
+            owner.insert(blocks, hole);
+            counters.hole_added(right);
+            return;
+        }
+        if free.next != NONE {
+            blocks[free.next].prev = NONE;
+        }
+        blocks.remove(hole);
+        if group.tail == hole {
+            // Growth goes on from where the run ends now.
+            group.tail = before;
+            group.cursor = address;
+        }
+    }
+
+    /// New free bytes stand behind the cursor. They join the tail if the stream may use that too.
+    fn append(&mut self, size: u64, owner: u16, clock: u64, slot: u16) {
+        let Self {
+            blocks,
+            slots,
+            counters,
+            groups,
+            ..
+        } = self;
+        let idle = slots.get(slot).idle;
+        let group = &mut groups[slots.get(slot).group as usize];
+        let (address, tail) = (group.cursor, group.tail);
+        group.cursor += size;
+        if tail != NONE && blocks[tail].state == State::Free {
+            let (other, detail) = (blocks[tail].slot, blocks[tail].detail);
+            if (other == slot || other == idle)
+                && let Some((owner, clock)) = join((owner, clock), (other, detail), idle)
+            {
+                slots.get_mut(other).remove(blocks, tail);
+                counters.hole_removed(blocks[tail].size);
+                let hole = &mut blocks[tail];
+                hole.size += size;
+                (hole.slot, hole.detail) = (owner, clock);
+                counters.hole_added(hole.size);
+                slots.get_mut(owner).insert(blocks, tail);
+                return;
+            }
+        }
+        let id = blocks.add(address, size, owner, State::Free);
+        blocks[id].detail = clock;
+        blocks[id].prev = tail;
+        if tail != NONE {
+            blocks[tail].next = id;
+        }
+        group.tail = id;
+        counters.hole_added(size);
+        slots.get_mut(owner).insert(blocks, id);
+    }
+
+    /// Creates and maps chunks behind the cursor until the tail holds `size` free bytes.
+    fn grow(&mut self, size: u64, slot: u16) -> Result<(), Refusal> {
+        let (id, idle) = (self.slots.get(slot).group, self.slots.get(slot).idle);
+        let mut missing = self.missing(size, slot);
+        if missing > 4 * self.largest_chunk(id) {
+            self.gpu.has_room(missing)?;
+        }
+        if missing > 0 {
+            self.counters.growths += 1;
+        }
+        while missing > 0 {
+            let bytes = missing
+                .next_multiple_of(self.granularity)
+                .min(self.largest_chunk(id));
+            let group = &mut self.groups[id as usize];
+            if group.space.gap_at(group.cursor) < bytes {
+                return Err(Refusal::OutOfMemory);
+            }
+            let handle = self.gpu.create(bytes)?;
+            if let Err(refusal) = self.gpu.map(group.cursor, bytes, handle) {
+                self.gpu.release(handle, bytes);
+                return Err(refusal);
+            }
+            group.space.take(group.cursor, bytes);
+            group.chunks.add(handle, bytes, group.cursor);
+            group.reserved += bytes;
+            self.counters.chunk_added(bytes);
+            self.append(bytes, idle, 0, slot);
+            missing = self.missing(size, slot);
+        }
+        Ok(())
+    }
+
+    /// Takes old mappings down, the oldest first, until at most `bound` are left or the next one
+    /// may still be in use.
+    fn unmap_stale(&mut self, bound: usize, id: GroupId) {
+        let Self {
+            slots,
+            gpu,
+            counters,
+            groups,
+            ..
+        } = self;
+        let group = &mut groups[id as usize];
+        let mut polled = false;
+        while group.chunks.stale.len() > bound {
+            let Some(old) = group.chunks.stale.front().copied() else {
+                return;
+            };
+            let it = slots.get_mut(old.slot);
+            if old.slot != group.idle && it.passed < old.until {
+                if !polled {
+                    polled = true;
+                    it.poll(gpu);
+                    continue;
+                }
+                // Far beyond the bound it is time to wait.
+                if group.chunks.stale.len() < bound * 4 || !it.wait(gpu) {
+                    return;
+                }
+                continue;
+            }
+            polled = false;
+            group.chunks.stale.pop_front();
+            let size = group.chunks.get(old.chunk).size;
+            if gpu.unmap(old.address, size).is_err() {
+                // Nothing is lost: the mapping stays counted and is tried again.
+                counters.driver_errors += 1;
+                group.chunks.stale.push_back(old);
+                return;
+            }
+            group.space.give(old.address, size);
+            group.chunks.get_mut(old.chunk).stale -= 1;
+            counters.stale -= 1;
+            counters.stale_bytes -= size;
+        }
+    }
+
+    /// Gives every chunk of everybody's memory, and of groups that are closing, back to the driver
+    /// where it is wholly free and idle. Waits for the device first where something free is not
+    /// idle yet. Returns the bytes given back.
+    pub fn trim_all(&mut self) -> u64 {
+        let mut bytes = 0;
+        for id in 0..self.groups.len() as GroupId {
+            let group = &self.groups[id as usize];
+            if !group.closed && (id == SHARED || group.closing) {
+                bytes += self.trim(id);
+                self.finish_closing(id);
+            }
+        }
+        bytes
+    }
+
+    /// The same for one group, whether it is closing or not.
+    pub(super) fn trim(&mut self, id: GroupId) -> u64 {
+        self.settle();
+        if self.granularity == 0 {
+            return self.trim_segments(id);
+        }
+        self.unmap_stale(0, id);
+        let idle = self.groups[id as usize].idle;
+        self.choose(u64::MAX, idle, NONE);
+        let chosen = std::mem::take(&mut self.chosen);
+        let mut bytes = 0;
+        for (hole, chunk_id) in &chosen {
+            let chunk = *self.groups[id as usize].chunks.get(*chunk_id);
+            if chunk.stale > 0 {
+                continue;
+            }
+            if self.gpu.unmap(chunk.home, chunk.size).is_err() {
+                self.counters.driver_errors += 1;
+                continue;
+            }
+            self.cut(*hole, chunk.home, chunk.size);
+            self.gpu.release(chunk.handle, chunk.size);
+            let group = &mut self.groups[id as usize];
+            group.space.give(chunk.home, chunk.size);
+            group.chunks.remove(*chunk_id);
+            group.reserved -= chunk.size;
+            self.counters.chunk_removed(chunk.size);
+            bytes += chunk.size;
+        }
+        self.chosen = chosen;
+        bytes
+    }
+}

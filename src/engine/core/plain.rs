@@ -1,0 +1,63 @@
+//! Plain segments: where memory cannot be mapped, or the user does not want it.
+
+use super::block::{BlockId, State};
+use super::gpu::{Gpu, Refusal};
+use super::group::GroupId;
+use super::pool::Pool;
+
+impl<G: Gpu> Pool<G> {
+    /// Takes a plain segment, of PyTorch's sizes: 2 MiB for small requests, 20 MiB up to 10 MiB,
+    /// the request rounded up to 2 MiB above (`kSmallBuffer`, `kLargeBuffer`, `kMinLargeAlloc`).
+    pub(super) fn add_segment(&mut self, size: u64, id: GroupId) -> Result<BlockId, Refusal> {
+        let bytes = if size <= super::SMALL {
+            2 << 20
+        } else if size < 10 << 20 {
+            20 << 20
+        } else {
+            size.next_multiple_of(2 << 20)
+        };
+        let address = self.gpu.allocate(bytes)?;
+        let group = &mut self.groups[id as usize];
+        group.segments.insert(address, bytes);
+        group.reserved += bytes;
+        let idle = group.idle;
+        self.counters.growths += 1;
+        self.counters.chunk_added(bytes);
+        let block = self.blocks.add(address, bytes, idle, State::Free);
+        self.counters.hole_added(bytes);
+        self.slots.get_mut(idle).insert(&mut self.blocks, block);
+        Ok(block)
+    }
+
+    /// Gives plain segments back that are wholly free and idle.
+    pub(super) fn trim_segments(&mut self, id: GroupId) -> u64 {
+        let Self {
+            blocks,
+            slots,
+            gpu,
+            counters,
+            groups,
+            ..
+        } = self;
+        let group = &mut groups[id as usize];
+        let idle = slots.get_mut(group.idle);
+        let whole = |id: &BlockId| {
+            let hole = &blocks[*id];
+            group.segments.get(&hole.address) == Some(&hole.size)
+        };
+        let whole: Vec<BlockId> = idle.bins.descending(blocks).filter(whole).collect();
+        let mut bytes = 0;
+        for id in whole {
+            let hole = blocks[id];
+            idle.remove(blocks, id);
+            counters.hole_removed(hole.size);
+            blocks.remove(id);
+            group.segments.remove(&hole.address);
+            group.reserved -= hole.size;
+            gpu.free(hole.address, hole.size);
+            counters.chunk_removed(hole.size);
+            bytes += hole.size;
+        }
+        bytes
+    }
+}
