@@ -341,20 +341,20 @@ fn measure(
     };
     drop(bench);
     if options.min_limit && report.completed() {
-        let found = smallest_limit(source, settings, trace, report.peak_reserved_bytes())?;
-        report.min_limit_bytes = Some(found);
+        let reserved_bytes = report.peak_reserved_bytes();
+        report.min_limit_bytes = smallest_limit(source, settings, trace, reserved_bytes)?;
     }
     Ok(report)
 }
 
-/// The smallest limit in whole MiB with which a replay from an empty pool completes, given what it
-/// reserves with none.
+/// The smallest limit in whole MiB with which a replay from an empty pool completes, as far as
+/// halving finds it, given what it reserves with none. `None` if not even that much is enough.
 fn smallest_limit(
     source: &Source,
     settings: &Settings,
     trace: &Trace,
     reserved_bytes: u64,
-) -> Result<u64, String> {
+) -> Result<Option<u64>, String> {
     let completes = |mib: u64| {
         let mut bench = Bench::new(source, settings, trace)?;
         bench.device()?.set_limit(Some(mib * MIB));
@@ -362,6 +362,9 @@ fn smallest_limit(
     };
     let mut low = trace.peak_live_bytes.div_ceil(MIB);
     let mut high = reserved_bytes.div_ceil(MIB).max(low);
+    if !completes(high)? {
+        return Ok(None);
+    }
     while low < high {
         let middle = low.midpoint(high);
         if completes(middle)? {
@@ -370,5 +373,5 @@ fn smallest_limit(
             low = middle + 1
         }
     }
-    Ok(high * MIB)
+    Ok(Some(high * MIB))
 }
