@@ -117,7 +117,7 @@ fn a_limit_holds_and_the_smallest_is_found() {
 }
 
 #[test]
-fn late_work_costs_memory_but_completes() {
+fn a_replay_with_late_work_completes() {
     let line = &replayed(&[
         "--late",
         "200",
