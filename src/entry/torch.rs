@@ -2,10 +2,14 @@
 //! (`torch::cuda::CUDAPluggableAllocator` in PyTorch's `CUDAPluggableAllocator.h`).
 
 use super::guard::guard;
-use concertina_engine::runtime::{Device, Route, allocator, allocator_in_use, lifecycle, message};
+use concertina_engine::runtime::{
+    Device, OutOfMemory, Route, allocator, allocator_in_use, lifecycle, message,
+};
 use std::ffi::{c_double, c_int, c_ulonglong, c_void};
 use std::ptr;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// What a stream's handle points to: `cudaStream_t` and `CUstream` are pointers to it, and null is
 /// the default stream.
@@ -50,7 +54,7 @@ pub extern "C" fn concertina_malloc(
         match device.allocate(size, stream as u64) {
             Ok(address) => address as *mut c_void,
             Err(shortage) => {
-                message::say(&shortage.to_string());
+                report(&shortage);
                 ptr::null_mut()
             }
         }
@@ -238,6 +242,17 @@ pub extern "C" fn concertina_release_pool(device: c_int, pool: concertina_pool_i
             device.release_pool((pool.graph, pool.user));
         }
     });
+}
+
+/// Says what was missing, at most once a second: a program that looks for what fits asks often.
+#[cold]
+fn report(shortage: &OutOfMemory) {
+    static LAST: Mutex<Option<Instant>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1)) {
+        *last = Some(Instant::now());
+        message::say(&shortage.to_string());
+    }
 }
 
 /// The device, unless there is none or this process may not use it.
