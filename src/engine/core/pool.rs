@@ -372,13 +372,9 @@ impl<G: Gpu> Pool<G> {
         owner.live -= 1;
         owner.clock += 1;
         let clock = owner.clock;
-        // With one stream nobody else waits for its events. With several, one event for each
-        // 64th of the memory freed lets the others have it soon, at next to no cost.
+        // With one stream nobody else waits for its events.
         if several {
-            owner.unmarked += size;
-            if owner.unmarked > group.reserved / 64 {
-                owner.mark(&mut self.gpu);
-            }
+            owner.count_freed(size, group.reserved / 64, &mut self.gpu);
         }
         self.add_hole(id, slot, clock);
         if closing && self.groups[group_id as usize].live == 0 {

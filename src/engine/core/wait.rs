@@ -43,11 +43,11 @@ impl<G: Gpu> Pool<G> {
             let Self { slots, gpu, .. } = self;
             let mut passed = Vec::new();
             for (other, it) in slots.streams_mut() {
-                if it.poll(gpu) {
-                    passed.push(other);
-                }
                 if other != slot {
                     it.mark(gpu);
+                }
+                if it.poll(gpu) {
+                    passed.push(other);
                 }
             }
             for slot in passed {
