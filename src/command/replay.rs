@@ -253,7 +253,7 @@ impl<'a> Bench<'a> {
             Some(machine) => timed(device, events, streams, &mut addresses, || machine.tick()),
         };
         for address in addresses.iter_mut().filter(|address| **address != 0) {
-            device.free(std::mem::take(address)).map_err(|_| STRAY)?;
+            device.free(std::mem::take(address), 0).map_err(|_| STRAY)?;
         }
         self.addresses = addresses;
         outcome
@@ -275,15 +275,16 @@ fn timed(
     let start = Instant::now();
     for (number, event) in events.iter().enumerate() {
         let address = &mut addresses[event.id as usize];
+        let stream = streams[usize::from(event.stream)];
         if event.size > 0 {
-            match device.allocate(event.size as usize, streams[usize::from(event.stream)]) {
+            match device.allocate(event.size as usize, stream) {
                 Ok(allocated) => *address = allocated,
                 Err(error) => {
                     let (number, all) = (number + 1, events.len());
                     return Err(format!("stopped at event {number} of {all}: {error}"));
                 }
             }
-        } else if device.free(std::mem::take(address)).is_err() {
+        } else if device.free(std::mem::take(address), stream).is_err() {
             return Err(format!("stopped at event {}: {STRAY}", number + 1));
         }
         tick();

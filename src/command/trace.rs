@@ -36,7 +36,7 @@ pub struct Event {
     pub size: u64,
     /// Which block; ids count up from 1.
     pub id: u32,
-    /// Where an allocation's stream stands in [`Trace::streams`].
+    /// Where the block's stream stands in [`Trace::streams`].
     pub stream: u16,
 }
 
@@ -208,7 +208,7 @@ struct Reading {
     trace: Trace,
     most_events: u32,
     /// By id less one: the bytes that the block counts for, 0 once it is freed.
-    live: Vec<u64>,
+    live: Vec<(u64, u16)>,
     live_bytes: u64,
     /// By stream number: where it stands in [`Trace::streams`], plus one.
     stream_places: Vec<u32>,
@@ -261,19 +261,20 @@ impl Reading {
                 "{live} bytes are live; at most 2^46 may be"
             )));
         }
-        self.live.push(counted);
+        let stream = self.stream_place(stream);
+        self.live.push((counted, stream));
         self.trace.allocations += 1;
         self.trace.peak_live_bytes = self.trace.peak_live_bytes.max(self.live_bytes);
         Ok(Event {
             size,
             id: self.trace.allocations,
-            stream: self.stream_place(stream),
+            stream,
         })
     }
 
     fn free(&mut self, id: u64) -> Result<Event, Refusal> {
         let place = usize::try_from(id).ok().and_then(|id| id.checked_sub(1));
-        let Some(counted) = place.and_then(|place| self.live.get_mut(place)) else {
+        let Some((counted, stream)) = place.and_then(|place| self.live.get_mut(place)) else {
             return Err(Refusal::new(format!(
                 "id {id} is freed but was never allocated; a free names a live id"
             )));
@@ -288,7 +289,7 @@ impl Reading {
         Ok(Event {
             size: 0,
             id: id as u32,
-            stream: 0,
+            stream: *stream,
         })
     }
 

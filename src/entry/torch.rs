@@ -64,7 +64,7 @@ pub extern "C" fn concertina_malloc(
 /// Takes back what `concertina_malloc` handed out.
 ///
 /// `pointer` is an address that `concertina_malloc` returned, or null, which does nothing. `size`,
-/// `device` and `stream` are what was passed then; only `device` is looked at. The stream that the
+/// `device` and `stream` are what was passed then, and only make the memory quicker to find. The stream that the
 /// memory was allocated on may get it again at once, another one when the work before is done, and
 /// nobody before the streams named by `concertina_record_stream` are done with it.
 ///
@@ -78,7 +78,7 @@ pub extern "C" fn concertina_free(
     device: c_int,
     stream: *mut CUstream_st,
 ) {
-    let _ = (size, stream);
+    let _ = size;
     guard((), || {
         if pointer.is_null() || lifecycle::in_forked_child() {
             return;
@@ -87,12 +87,12 @@ pub extern "C" fn concertina_free(
             return;
         };
         let here = allocator.device(device).ok();
-        if here.is_some_and(|here| here.free(pointer as u64).is_ok()) {
+        if here.is_some_and(|here| here.free(pointer as u64, stream as u64).is_ok()) {
             return;
         }
         let elsewhere = allocator
             .open_devices()
-            .any(|other| other.free(pointer as u64).is_ok());
+            .any(|other| other.free(pointer as u64, 0).is_ok());
         if !elsewhere {
             unknown("concertina_free", pointer);
         }

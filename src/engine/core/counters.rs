@@ -145,6 +145,28 @@ impl Counters {
         all.active_bytes.add(size);
     }
 
+    /// Blocks of one class went back and were handed out again unchanged, `count` times in all,
+    /// without ever being free. No peak can have been passed: each went back first.
+    pub fn recycled(&mut self, class: Class, count: u64, bytes: u64, requested: u64) {
+        self.hits += count;
+        let class = match class {
+            Class::Small => &mut self.small,
+            Class::Large => &mut self.large,
+        };
+        for usage in [class, &mut self.all] {
+            for (flow, amount) in [
+                (&mut usage.allocation, count),
+                (&mut usage.active, count),
+                (&mut usage.allocated_bytes, bytes),
+                (&mut usage.active_bytes, bytes),
+                (&mut usage.requested_bytes, requested),
+            ] {
+                flow.allocated += amount;
+                flow.freed += amount;
+            }
+        }
+    }
+
     /// The program gave the block back.
     #[inline]
     pub(super) fn freed(&mut self, size: u64, requested: u64) {

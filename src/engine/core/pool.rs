@@ -101,9 +101,6 @@ impl<G: Gpu> Pool<G> {
 
     /// Hands out `size` bytes (rounded up to 512) that the stream may use at once. The address is
     /// aligned to 512 bytes. `requested` is what the program asked for, for the statistics.
-    ///
-    /// Cost of a hit: two bin look-ups, one split, one hash insertion; no call to the driver.
-    #[inline]
     pub fn allocate(
         &mut self,
         size: u64,
@@ -114,28 +111,57 @@ impl<G: Gpu> Pool<G> {
         if size > LARGEST_REQUEST {
             return Err(self.shortage(size, Refusal::OutOfMemory));
         }
+        if let Some(address) = self.allocate_free(size, requested, stream, group) {
+            return Ok(address);
+        }
         let size = size.max(1).next_multiple_of(BLOCK);
         let idle = self.groups[group as usize].idle;
         let Some(slot) = self.slots.of(stream, group, idle) else {
             return Err(self.shortage(size, Refusal::OutOfMemory));
         };
-        // 1. The best fit that is free already, on the stream itself or idle.
-        let mut hole = self.fit(size, slot);
-        if hole == NONE {
-            hole = self.find_harder(size, slot)?;
-        } else {
-            self.counters.hits += 1;
+        let hole = self.find_harder(size, slot)?;
+        Ok(self.hand_out(hole, size, requested, slot))
+    }
+
+    /// The first step of the ladder alone: the best fit that is free already, on the stream itself
+    /// or idle. `None` where there is none.
+    ///
+    /// Two bin look-ups, one split, one hash insertion; no call to the driver.
+    #[inline]
+    pub fn allocate_free(
+        &mut self,
+        size: u64,
+        requested: u64,
+        stream: StreamKey,
+        group: GroupId,
+    ) -> Option<u64> {
+        if size > LARGEST_REQUEST {
+            return None;
         }
+        let size = size.max(1).next_multiple_of(BLOCK);
+        let idle = self.groups[group as usize].idle;
+        let slot = self.slots.of(stream, group, idle)?;
+        let hole = self.fit(size, slot);
+        if hole == NONE {
+            return None;
+        }
+        self.counters.hits += 1;
+        Some(self.hand_out(hole, size, requested, slot))
+    }
+
+    #[inline]
+    fn hand_out(&mut self, hole: BlockId, size: u64, requested: u64, slot: u16) -> u64 {
         let block = self.take(hole, size, slot);
         self.blocks[block].detail = requested;
         let address = self.blocks[block].address;
         self.table.insert(address, block);
-        self.slots.get_mut(slot).live += 1;
         self.counters.allocated(size, requested);
-        let group = &mut self.groups[group as usize];
+        let owner = self.slots.get_mut(slot);
+        owner.live += 1;
+        let group = &mut self.groups[owner.group as usize];
         group.live += size;
         group.highest = group.highest.max(group.live);
-        Ok(address)
+        address
     }
 
     /// Takes a block back. Its own stream may have it again at once; others when the work before
@@ -171,6 +197,15 @@ impl<G: Gpu> Pool<G> {
             uses.push(stream);
         }
         Ok(())
+    }
+
+    /// The stream that the block at `address` was allocated on.
+    #[inline]
+    pub fn stream_of(&self, address: u64) -> Option<StreamKey> {
+        match self.table.get(address) {
+            NONE => None,
+            id => Some(self.slots.get(self.blocks[id].slot).key),
+        }
     }
 
     /// The size of the block that starts at `address`.

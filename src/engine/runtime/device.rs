@@ -4,11 +4,13 @@ use super::gpu::{DriverGpu, Properties, stream_key};
 use super::ledger::{Call, CallFigures, Ledger};
 use super::message;
 use super::settings::{RoundUp, Settings};
-use crate::core::{Counters, GroupId, Policy, Pool, Refusal, SHARED, Shortage};
+use super::shelf::Shelves;
+use crate::core::{Counters, GroupId, Policy, Pool, Refusal, SHARED, Shortage, StreamKey};
 use crate::driver::Functions;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// PyTorch's name for a private pool.
@@ -42,6 +44,9 @@ pub struct Device {
     properties: Arc<Properties>,
     ledger: Arc<Ledger>,
     round_up: RoundUp,
+    /// Some allocations go to private pools.
+    routed: AtomicBool,
+    shelves: Shelves,
     state: Mutex<State>,
 }
 
@@ -132,6 +137,8 @@ impl Device {
             properties,
             ledger,
             round_up: settings.round_up,
+            routed: AtomicBool::new(false),
+            shelves: Shelves::new(),
             state: Mutex::new(state),
         })
     }
@@ -152,46 +159,67 @@ impl Device {
     }
 
     /// Hands out `size` bytes that the stream (by handle) may use at once. Aligned to 512 bytes.
+    ///
+    /// Costs one lock that no other stream takes where the stream has just freed a block of the
+    /// same size, else the device's lock and the pool's best fit.
     #[inline]
     pub fn allocate(&self, size: usize, stream: u64) -> Result<u64, OutOfMemory> {
         let key = stream_key(&self.functions, stream);
-        let rounded = self.round_up.round_up(size) as u64;
-        let mut state = self.state.lock();
-        let group = state.group_for(stream);
-        state
-            .pool
-            .allocate(rounded, size as u64, key, group)
-            .or_else(|first| self.try_again(&mut state, rounded, size as u64, stream, group, first))
+        if !self.routed.load(Relaxed)
+            && let Some(address) = self.shelves.take(key, size as u64)
+        {
+            return Ok(address);
+        }
+        self.allocate_from_pool(size, stream, key)
     }
 
-    /// The pool could not meet the request. Other groups may hold free memory to give back.
+    fn allocate_from_pool(
+        &self,
+        size: usize,
+        stream: u64,
+        key: StreamKey,
+    ) -> Result<u64, OutOfMemory> {
+        let (requested, rounded) = (size as u64, self.round_up.round_up(size) as u64);
+        let mut state = self.state.lock();
+        let group = state.group_for(stream);
+        self.shelves.clear(key, &mut state.pool);
+        let address = match state.pool.allocate_free(rounded, requested, key, group) {
+            Some(address) => address,
+            None => self.search(&mut state, rounded, requested, key, group)?,
+        };
+        if group == SHARED {
+            self.shelves.track(key, address, requested, rounded);
+        }
+        Ok(address)
+    }
+
+    /// Nothing that is free fits: the shelves are cleared, and the pool goes up the ladder.
     #[cold]
     #[inline(never)]
-    fn try_again(
+    fn search(
         &self,
         state: &mut State,
         rounded: u64,
-        size: u64,
-        stream: u64,
+        requested: u64,
+        key: StreamKey,
         group: GroupId,
-        first: Shortage,
     ) -> Result<u64, OutOfMemory> {
-        let mut result = Err(first);
-        if state.pool.trim_all() > 0 {
-            let key = stream_key(&self.functions, stream);
-            result = state.pool.allocate(rounded, size, key, group);
+        self.shelves.clear_all(&mut state.pool);
+        let mut result = state.pool.allocate(rounded, requested, key, group);
+        // Other groups may hold free memory to give back.
+        if result.is_err() && state.pool.trim_all() > 0 {
+            result = state.pool.allocate(rounded, requested, key, group);
         }
         result.map_err(|shortage| {
             state.pool.counters_mut().ooms += 1;
-            let memory = state.pool.gpu().memory_info();
             OutOfMemory {
                 device: self.ordinal,
                 shortage: Shortage {
-                    asked: size,
+                    asked: requested,
                     ..shortage
                 },
                 limit: self.limit(),
-                memory,
+                memory: state.pool.gpu().memory_info(),
                 error: match shortage.refusal {
                     Refusal::Failed(status) => Some(self.functions.error_name(status)),
                     _ => None,
@@ -201,9 +229,22 @@ impl Device {
     }
 
     /// Takes a block back. The stream that it was allocated on may have it again at once.
+    /// `stream` is that stream's handle if the caller knows it: then it is quick to find.
     #[inline]
-    pub fn free(&self, address: u64) -> Result<(), UnknownPointer> {
+    pub fn free(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
+        match self.shelves.put(stream, address) {
+            true => Ok(()),
+            false => self.free_to_pool(address),
+        }
+    }
+
+    fn free_to_pool(&self, address: u64) -> Result<(), UnknownPointer> {
         let mut state = self.state.lock();
+        let key = state.pool.stream_of(address).ok_or(UnknownPointer)?;
+        if !self.shelves.forget(key, address) {
+            return Err(UnknownPointer);
+        }
+        self.shelves.clear(key, &mut state.pool);
         state
             .pool
             .free(address)
@@ -215,22 +256,33 @@ impl Device {
     /// before that stream's work up to then is done.
     pub fn record_use(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
         let key = stream_key(&self.functions, stream);
-        self.state
-            .lock()
+        let mut state = self.state.lock();
+        let owner = state.pool.stream_of(address).ok_or(UnknownPointer)?;
+        if !self.shelves.forget(owner, address) {
+            return Err(UnknownPointer);
+        }
+        state
             .pool
             .record_use(address, key)
             .map_err(|_| UnknownPointer)
     }
 
+    /// The state with every block that is not in use in the pool, and all counters up to date.
+    fn settled(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        self.shelves.clear_all(&mut state.pool);
+        state
+    }
+
     /// Gives every chunk that is wholly free back to the driver; waits for the device first where
     /// free memory may still be in use. Memory of private pools that are in use is kept.
     pub fn empty_cache(&self) {
-        self.state.lock().pool.trim_all();
+        self.settled().pool.trim_all();
     }
 
     /// Bytes of the block that starts at `address`, if it is in use.
     pub fn size_of(&self, address: u64) -> Option<u64> {
-        self.state.lock().pool.size_of(address)
+        self.settled().pool.size_of(address)
     }
 
     /// Sets how many bytes may be held from the driver; `None` lifts the limit. What is held
@@ -252,22 +304,24 @@ impl Device {
 
     /// Sets the peaks to what there is now.
     pub fn reset_peaks(&self) {
-        self.state.lock().pool.counters_mut().reset_peaks();
+        self.settled().pool.counters_mut().reset_peaks();
     }
 
     /// Sets the sums of what was ever allocated and freed to 0.
     pub fn reset_accumulated(&self) {
-        self.state.lock().pool.counters_mut().reset_accumulated();
+        self.settled().pool.counters_mut().reset_accumulated();
     }
 
     /// What the pool looks like now.
     pub fn figures(&self) -> Figures {
-        self.figures_of(&self.state.lock())
+        self.figures_of(&self.settled())
     }
 
     /// The same, unless another thread keeps the device locked for so long.
     pub fn figures_within(&self, patience: Duration) -> Option<Figures> {
-        Some(self.figures_of(&*self.state.try_lock_for(patience)?))
+        let mut state = self.state.try_lock_for(patience)?;
+        self.shelves.clear_all(&mut state.pool);
+        Some(self.figures_of(&state))
     }
 
     fn figures_of(&self, state: &State) -> Figures {
@@ -285,7 +339,7 @@ impl Device {
 
     /// Walks the pool's invariants; for tests.
     pub fn check(&self) -> Result<(), String> {
-        self.state.lock().pool.check().map_err(|broken| broken.0)
+        self.settled().pool.check().map_err(|broken| broken.0)
     }
 
     // ---- private pools -------------------------------------------------------------------
@@ -313,7 +367,7 @@ impl Device {
             },
         }
         state.routes.push(route);
-        state.note_capture();
+        self.note_routes(&mut state);
     }
 
     /// No more allocations go to the private pool by its route.
@@ -322,7 +376,7 @@ impl Device {
         let ended = state.routes.iter().rposition(|route| route.pool == pool);
         // What the filter drops may call back; it goes after the lock.
         let route = ended.map(|at| state.routes.remove(at));
-        state.note_capture();
+        self.note_routes(&mut state);
         drop(state);
         drop(route);
     }
@@ -339,6 +393,14 @@ impl Device {
             let private = state.private.swap_remove(at);
             state.pool.close_group(private.group);
         }
+    }
+
+    /// While allocations are routed a stream may be in capture, where nothing may wait or ask, and
+    /// shelves, which know nothing of routes, are passed by.
+    fn note_routes(&self, state: &mut State) {
+        let routed = !state.routes.is_empty();
+        self.routed.store(routed, Relaxed);
+        state.pool.gpu_mut().capturing = routed;
     }
 }
 
@@ -362,12 +424,6 @@ impl State {
         let private =
             route.and_then(|route| self.private.iter().find(|private| private.id == route.pool));
         private.map_or(SHARED, |private| private.group)
-    }
-
-    /// While allocations are routed a stream may be in capture, where nothing may wait or ask.
-    fn note_capture(&mut self) {
-        let capturing = !self.routes.is_empty();
-        self.pool.gpu_mut().capturing = capturing;
     }
 }
 

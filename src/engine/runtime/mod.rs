@@ -8,6 +8,7 @@ pub mod lifecycle;
 pub mod message;
 mod registry;
 pub mod settings;
+mod shelf;
 pub mod stats;
 
 pub use device::{Device, Figures, OutOfMemory, PoolId, Route, UnknownPointer};
