@@ -37,7 +37,8 @@ pub struct Slot {
     marks: VecDeque<(Event, u64)>,
     /// Bytes and blocks freed since the last mark.
     unmarked: (u64, u32),
-    /// The slot's holes in the order of being freed.
+    /// The slot's holes in the order of being freed, kept from when it is first asked for.
+    pub ordered: bool,
     oldest: BlockId,
     newest: BlockId,
     /// Blocks handed out, or freed but still used elsewhere, that will come back to the slot.
@@ -57,6 +58,7 @@ impl Slot {
             passed: 0,
             marks: VecDeque::new(),
             unmarked: (0, 0),
+            ordered: false,
             oldest: NONE,
             newest: NONE,
             live: 0,
@@ -67,6 +69,21 @@ impl Slot {
     /// Takes a hole in as the newest.
     #[inline]
     pub fn insert(&mut self, blocks: &mut Blocks, id: BlockId) {
+        if self.ordered {
+            self.link(blocks, id);
+        }
+        self.bins.insert(blocks, id);
+    }
+
+    #[inline]
+    pub fn remove(&mut self, blocks: &mut Blocks, id: BlockId) {
+        if self.ordered {
+            self.unlink(blocks, id);
+        }
+        self.bins.remove(blocks, id);
+    }
+
+    fn link(&mut self, blocks: &mut Blocks, id: BlockId) {
         blocks[id].older = self.newest;
         blocks[id].newer = NONE;
         match self.newest {
@@ -74,11 +91,9 @@ impl Slot {
             newest => blocks[newest].newer = id,
         }
         self.newest = id;
-        self.bins.insert(blocks, id);
     }
 
-    #[inline]
-    pub fn remove(&mut self, blocks: &mut Blocks, id: BlockId) {
+    fn unlink(&mut self, blocks: &mut Blocks, id: BlockId) {
         let (older, newer) = (blocks[id].older, blocks[id].newer);
         match older {
             NONE => self.oldest = newer,
@@ -88,7 +103,22 @@ impl Slot {
             NONE => self.newest = older,
             _ => blocks[newer].older = older,
         }
-        self.bins.remove(blocks, id);
+    }
+
+    /// From now on the order is kept. What is there already comes first, in the order that counts:
+    /// by the clock.
+    pub fn keep_order(&mut self, blocks: &mut Blocks) {
+        if !self.ordered {
+            self.ordered = true;
+            let mut holes: Vec<BlockId> = self.bins.ascending(blocks, super::BLOCK).collect();
+            holes.sort_unstable_by_key(|id| blocks[*id].detail);
+            holes.into_iter().for_each(|id| self.link(blocks, id));
+        }
+    }
+
+    /// With no hole left there is no order to keep, until it is asked for again.
+    pub fn forget_order(&mut self) {
+        self.ordered &= self.oldest != NONE;
     }
 
     pub fn oldest(&self) -> Option<BlockId> {

@@ -98,10 +98,12 @@ impl<G: Gpu> Pool<G> {
     /// Holes whose work is done become idle. True if there were any.
     pub(super) fn release_passed(&mut self, slot: u16) -> bool {
         let mut changed = false;
+        self.slots.get_mut(slot).keep_order(&mut self.blocks);
         loop {
             let it = self.slots.get_mut(slot);
             let passed = it.passed;
             let Some(id) = it.oldest().filter(|id| self.blocks[*id].detail <= passed) else {
+                it.forget_order();
                 return changed;
             };
             it.remove(&mut self.blocks, id);
