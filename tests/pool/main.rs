@@ -1,0 +1,18 @@
+//! The pool on a GPU: what it promises, at the level of a device.
+//!
+//! Built once, the binary runs on the simulated GPU and, with `CONCERTINA_TEST_DRIVER=cuda`, on the
+//! cards of the machine (`scripts/test-gpu.sh`). Tests in modules called `sim_only` need what no
+//! card has: failures on demand, control over lateness, a detector of races; the script leaves them
+//! out. Each test ends with the pool's invariants holding and all memory back.
+
+mod basics;
+mod counters;
+mod gpu;
+mod limits;
+mod plain;
+mod private;
+mod random;
+mod random_runs;
+mod red;
+mod runner;
+mod streams;

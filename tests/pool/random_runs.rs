@@ -1,0 +1,227 @@
+//! Random runs: many short ones, seeded, over a few streams with late work; and threads.
+//!
+//! `CONCERTINA_TEST_SEED` runs one seed alone, `CONCERTINA_TEST_RUNS` scales how many there are, in
+//! percent.
+
+use crate::gpu::{Bench, GIB, MIB, on_card};
+use crate::runner::{Block, Plan, Runner, Seed};
+use concertina_engine::runtime::settings::Settings;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+fn variable(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// The seeds of a test that has so many.
+fn seeds(count: u64) -> Vec<u64> {
+    match variable("CONCERTINA_TEST_SEED") {
+        Some(seed) => vec![seed],
+        None => (0..count * variable("CONCERTINA_TEST_RUNS").unwrap_or(100) / 100).collect(),
+    }
+}
+
+#[test]
+fn random_work_finds_its_memory_as_it_left_it() {
+    for seed in seeds(if on_card() { 10 } else { 3 }) {
+        let _seed = Seed(seed);
+        let bench = Bench::new(Settings::default());
+        let plan = Plan {
+            streams: 1 + seed % 6,
+            limits: Some((300 * MIB, 3 * GIB)),
+            ..Plan::default()
+        };
+        let mut runner = Runner::new(&bench.gpu, bench.device(), plan, seed);
+        runner.run(if on_card() { 5000 } else { 1000 });
+        runner.end();
+        bench.device().set_limit(Some(3 * GIB));
+        bench.finish();
+    }
+}
+
+/// Threads, each with streams of its own, that hand each other blocks: a ring for each device.
+fn threads(bench: &Bench, count: usize, devices: usize, operations: u64, plan: Plan) {
+    let (senders, receivers): (Vec<Sender<Block>>, Vec<Receiver<Block>>) =
+        (0..count).map(|_| channel()).unzip();
+    let (gpu, allocator) = (&bench.gpu, &*bench.allocator);
+    let ended: Vec<(Runner, Receiver<Block>)> = thread::scope(|scope| {
+        let spawn = |(turn, inbox): (usize, Receiver<Block>)| {
+            let next = (turn + devices) % count;
+            let outbox = senders[next].clone();
+            scope.spawn(move || {
+                let _here = gpu.enter();
+                let device = allocator.device((turn % devices) as i32).expect("a device");
+                let mut runner = Runner::new(gpu, device, plan, turn as u64);
+                for operation in 0..operations {
+                    runner.operation();
+                    if operation % 8 == 0
+                        && next != turn
+                        && let Some(block) = runner.hand_over()
+                    {
+                        outbox.send(block).expect("a thread that listens");
+                    }
+                    inbox.try_iter().for_each(|block| runner.take_over(block));
+                    if operation % 64 == 0 {
+                        assert_eq!(device.check(), Ok(()));
+                    }
+                }
+                (runner, inbox)
+            })
+        };
+        let threads: Vec<_> = receivers.into_iter().enumerate().map(spawn).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("a thread that ends well"))
+            .collect()
+    });
+    drop(senders);
+    for (mut runner, inbox) in ended {
+        inbox.iter().for_each(|block| runner.take_over(block));
+        runner.end();
+    }
+    bench.finish();
+}
+
+fn threads_plan() -> Plan {
+    Plan {
+        streams: 2,
+        largest: 50 * MIB,
+        live: 100 * MIB,
+        ..Plan::default()
+    }
+}
+
+#[test]
+fn threads_share_a_device() {
+    for count in [4, 8] {
+        let bench = Bench::new(Settings::default());
+        let plan = Plan {
+            limits: (count == 8).then_some((300 * MIB, GIB)),
+            ..threads_plan()
+        };
+        threads(&bench, count, 1, 1500, plan);
+    }
+}
+
+#[test]
+fn threads_use_several_devices() {
+    let name = "threads_use_several_devices";
+    let Some(bench) = Bench::with_devices(name, 2, Settings::default()) else {
+        return;
+    };
+    threads(&bench, 6, 2, 1000, threads_plan());
+}
+
+mod sim_only {
+    use super::{seeds, threads, threads_plan};
+    use crate::counters::identities;
+    use crate::gpu::{Bench, GIB, MIB};
+    use crate::random::Random;
+    use crate::runner::{Plan, Runner, Seed};
+    use concertina_engine::runtime::settings::Settings;
+    use concertina_sim::{Config, Pace};
+
+    /// One run: everything about it follows from the seed.
+    fn run(name: &str, seed: u64, change: impl Fn(&mut Plan, &mut Settings)) {
+        let _seed = Seed(seed);
+        let mut random = Random::new(seed);
+        let mut settings = Settings {
+            chunk_size: [0, 2, 2, 8, 32][random.below(5) as usize] << 20,
+            ..Settings::default()
+        };
+        let mut plan = Plan {
+            streams: random.between(1, 7),
+            largest: [MIB, 30 * MIB, 300 * MIB][random.below(3) as usize],
+            live: random.between(20, 900) * MIB,
+            share: !random.once_in(4),
+            destroy: false,
+            empty: !random.once_in(3),
+            limits: random.once_in(2).then_some((100 * MIB, GIB)),
+            check: random.once_in(8),
+        };
+        change(&mut plan, &mut settings);
+        let config = Config {
+            memory: GIB,
+            ..Config::default()
+        };
+        let Some(bench) = Bench::simulated(name, config, settings) else {
+            return;
+        };
+        let machine = bench.machine();
+        machine.set_pace(match random.below(4) {
+            0 => Pace::Held,
+            1 => Pace::Late(random.between(1, 60)),
+            _ => Pace::Random(seed),
+        });
+        let mut runner = Runner::new(&bench.gpu, bench.device(), plan, seed);
+        runner.run(250);
+        assert_eq!(machine.violations(), Vec::<String>::new());
+        let counters = bench.device().figures().counters;
+        identities(&counters);
+        runner.account.agrees_with(&counters);
+        assert_eq!(counters.ooms, runner.refused);
+        assert_eq!(machine.used(0), counters.all.reserved_bytes.current);
+        bench.device().set_limit(None);
+        runner.end();
+        bench.finish();
+        runner
+            .account
+            .agrees_at_rest(&bench.device().figures().counters);
+    }
+
+    #[test]
+    fn nothing_overlaps_overtakes_or_leaks() {
+        for seed in seeds(1500) {
+            run("nothing_overlaps_overtakes_or_leaks", seed, |_, _| {});
+        }
+    }
+
+    #[test]
+    fn nor_with_plain_segments() {
+        for seed in seeds(300) {
+            run("nor_with_plain_segments", seed, |plan, settings| {
+                settings.expandable_segments = false;
+                plan.largest = plan.largest.min(100 * MIB);
+            });
+        }
+    }
+
+    #[test]
+    fn nor_when_streams_come_and_go() {
+        for seed in seeds(500) {
+            run("nor_when_streams_come_and_go", seed, |plan, _| {
+                plan.destroy = true;
+                plan.streams = plan.streams.max(2);
+            });
+        }
+    }
+
+    #[test]
+    fn nor_with_threads_whose_work_is_late() {
+        for seed in seeds(6) {
+            let _seed = Seed(seed);
+            let config = Config {
+                memory: 2 * GIB,
+                devices: 1 + seed as usize % 3,
+                ..Config::default()
+            };
+            let devices = config.devices;
+            let name = "nor_with_threads_whose_work_is_late";
+            let Some(bench) = Bench::simulated(name, config, Settings::default()) else {
+                return;
+            };
+            bench.machine().set_pace(Pace::Random(seed));
+            let limits = (devices == 1).then_some((300 * MIB, GIB));
+            threads(
+                &bench,
+                6,
+                devices,
+                600,
+                Plan {
+                    limits,
+                    ..threads_plan()
+                },
+            );
+        }
+    }
+}

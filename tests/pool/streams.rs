@@ -1,0 +1,336 @@
+//! Several streams: who may have freed memory, and when.
+
+use crate::gpu::{Bench, KIB, MIB};
+use concertina_engine::runtime::settings::Settings;
+use std::sync::mpsc::channel;
+use std::thread;
+
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD: u64 = 2;
+
+fn overlap(a: u64, b: u64, bytes: u64) -> bool {
+    a < b + bytes && b < a + bytes
+}
+
+#[test]
+fn memory_freed_on_one_stream_goes_to_another_once_its_work_is_done() {
+    let bench = Bench::new(Settings::default());
+    let (gpu, size) = (&bench.gpu, 32 * MIB);
+    let (a, b) = (gpu.stream(), gpu.stream());
+    // Both streams are known before.
+    for stream in [a, b] {
+        let block = bench.allocate(512, stream);
+        bench.free(block);
+    }
+    let first = bench.allocate(size, a);
+    let held = gpu.hold(&[a]);
+    gpu.fill(first, size, 1, a);
+    bench.free(first);
+    let second = bench.allocate(size, b);
+    assert!(
+        !overlap(first, second, size),
+        "handed out under running work"
+    );
+    gpu.fill(second, size, 2, b);
+    held.release();
+    let reserved = bench.reserved();
+    let third = bench.allocate(size, b);
+    gpu.fill(third, size, 3, b);
+    assert_eq!(third, first, "what is done with can be had");
+    assert_eq!(bench.reserved(), reserved);
+    gpu.expect(second, size, 2, b);
+    gpu.expect(third, size, 3, b);
+    [second, third]
+        .into_iter()
+        .for_each(|block| bench.free(block));
+    bench.finish();
+}
+
+#[test]
+fn a_recorded_use_defers_reuse_until_its_work_is_done() {
+    let bench = Bench::new(Settings::default());
+    let (gpu, size) = (&bench.gpu, 32 * MIB);
+    let (a, b) = (gpu.stream(), gpu.stream());
+    let block = bench.allocate(size, a);
+    gpu.fill(block, size, 1, a);
+    assert!(gpu.order(a, b));
+    gpu.synchronize(a);
+    let held = gpu.hold(&[b]);
+    gpu.fill(block, size, 2, b);
+    // Twice is as good as once, and the own stream needs no record.
+    for stream in [b, b, a] {
+        assert_eq!(bench.device().record_use(block, stream), Ok(()));
+    }
+    bench.free(block);
+    let figures = bench.device().figures();
+    assert_eq!(figures.counters.pending_bytes, size);
+    assert_eq!(figures.counters.all.active_bytes.current, size);
+    assert_eq!(figures.counters.all.allocated_bytes.current, 0);
+    let others = [bench.allocate(size, a), bench.allocate(size, b)];
+    assert!(others.iter().all(|other| !overlap(block, *other, size)));
+    gpu.fill(others[0], size, 3, a);
+    held.release();
+    let again = bench.allocate(size, a);
+    assert_eq!(again, block, "once the use is over the own stream has it");
+    assert_eq!(bench.device().figures().counters.pending_bytes, 0);
+    gpu.fill(again, size, 4, a);
+    gpu.expect(others[0], size, 3, a);
+    others
+        .into_iter()
+        .chain([again])
+        .for_each(|block| bench.free(block));
+    bench.finish();
+}
+
+#[test]
+fn several_recorded_uses_all_defer_reuse() {
+    let bench = Bench::new(Settings::default());
+    let (gpu, size) = (&bench.gpu, 8 * MIB);
+    let home = gpu.stream();
+    let users: Vec<u64> = (0..4).map(|_| gpu.stream()).collect();
+    let block = bench.allocate(size, home);
+    let held = gpu.hold(&users);
+    for (turn, user) in users.iter().enumerate() {
+        gpu.fill(block + turn as u64 * MIB, MIB, turn as u32, *user);
+        assert_eq!(bench.device().record_use(block, *user), Ok(()));
+    }
+    bench.free(block);
+    let mut others = Vec::new();
+    for user in &users[1..] {
+        held.let_go(*user);
+        let other = bench.allocate(size, home);
+        assert!(!overlap(block, other, size), "a use is not over");
+        others.push(other);
+    }
+    held.release();
+    let again = bench.allocate(size, home);
+    assert_eq!(again, block);
+    gpu.fill(again, size, 9, home);
+    others
+        .into_iter()
+        .chain([again])
+        .for_each(|block| bench.free(block));
+    bench.finish();
+}
+
+/// The default stream has two handles (`NULL` and `CU_STREAM_LEGACY`) and is one stream.
+#[test]
+fn both_names_of_the_default_stream_are_one_stream() {
+    let bench = Bench::new(Settings::default());
+    let block = bench.allocate(4 * MIB, 0);
+    bench.free(block);
+    assert_eq!(bench.allocate(4 * MIB, 1), block);
+    assert_eq!(bench.device().record_use(block, 1), Ok(()));
+    bench.free(block);
+    assert_eq!(bench.device().figures().counters.pending_bytes, 0);
+    bench.finish();
+}
+
+/// The per-thread default stream has one handle for many streams: memory that one thread freed is
+/// not another's until its work is done, and then it is.
+#[test]
+fn the_per_thread_default_stream_is_another_in_every_thread() {
+    let bench = Bench::new(Settings::default());
+    let (gpu, device, size) = (&bench.gpu, bench.device(), 32 * MIB);
+    let mine = bench.allocate(size, PER_THREAD);
+    gpu.fill(mine, size, 1, PER_THREAD);
+    gpu.synchronize(PER_THREAD);
+    let ((go, may_go), (tell, told)) = (channel::<()>(), channel::<u64>());
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let _here = gpu.enter();
+            let theirs = device.allocate(size as usize, PER_THREAD).expect("memory");
+            gpu.claim(theirs, size, 1);
+            let held = gpu.hold(&[PER_THREAD]);
+            gpu.fill(theirs, size, 2, PER_THREAD);
+            gpu.disown(theirs, size);
+            assert_eq!(device.free(theirs, PER_THREAD), Ok(()));
+            tell.send(theirs).expect("a listener");
+            may_go.recv().expect("a word");
+            held.release();
+            tell.send(theirs).expect("a listener");
+        });
+        let theirs = told.recv().expect("an address");
+        let other = bench.allocate(size, PER_THREAD);
+        assert!(
+            !overlap(other, theirs, size),
+            "handed out under another thread's work"
+        );
+        gpu.fill(other, size, 3, PER_THREAD);
+        go.send(()).expect("a thread");
+        told.recv().expect("the end");
+        let reserved = bench.reserved();
+        let again = bench.allocate(size, PER_THREAD);
+        gpu.fill(again, size, 4, PER_THREAD);
+        assert_eq!(again, theirs, "what is done with can be had");
+        assert_eq!(bench.reserved(), reserved);
+        gpu.expect(other, size, 3, PER_THREAD);
+        [other, again, mine]
+            .into_iter()
+            .for_each(|block| bench.free(block));
+    });
+    bench.finish();
+}
+
+/// The handle of a destroyed stream comes back for another stream (at once, in the simulation)
+/// while the old one's work still runs: what the old one freed is not the new one's.
+#[test]
+fn a_handle_that_comes_back_is_another_stream() {
+    let bench = Bench::new(Settings::default());
+    let (gpu, size) = (&bench.gpu, 16 * MIB);
+    for _ in 0..8 {
+        let old = gpu.stream();
+        let block = bench.allocate(size, old);
+        let held = gpu.hold(&[old]);
+        gpu.fill(block, size, 1, old);
+        bench.free(block);
+        gpu.destroy(old);
+        let new = gpu.stream();
+        let other = bench.allocate(size, new);
+        assert!(
+            !overlap(block, other, size),
+            "the old stream's work still runs"
+        );
+        gpu.fill(other, size, 2, new);
+        assert_eq!(bench.device().check(), Ok(()));
+        held.release();
+        gpu.expect(other, size, 2, new);
+        bench.free(other);
+        gpu.destroy(new);
+    }
+    bench.finish();
+}
+
+/// The recorded stream's work may still run when nobody can ask about it any more.
+#[test]
+fn a_use_by_a_stream_that_ends_still_defers_reuse() {
+    let bench = Bench::new(Settings::default());
+    let (gpu, size) = (&bench.gpu, 16 * MIB);
+    let (home, user) = (gpu.stream(), gpu.stream());
+    let block = bench.allocate(size, home);
+    let held = gpu.hold(&[user]);
+    gpu.fill(block, size, 1, user);
+    assert_eq!(bench.device().record_use(block, user), Ok(()));
+    gpu.destroy(user);
+    bench.free(block);
+    let other = bench.allocate(size, home);
+    assert!(!overlap(block, other, size));
+    gpu.fill(other, size, 2, home);
+    assert_eq!(bench.device().check(), Ok(()));
+    held.release();
+    bench.free(other);
+    bench.finish();
+}
+
+/// The block's own stream ends first, and so does a stream that holds freed memory.
+#[test]
+fn blocks_outlive_their_stream() {
+    let bench = Bench::new(Settings::default());
+    let (gpu, size) = (&bench.gpu, 16 * MIB);
+    let (old, other) = (gpu.stream(), gpu.stream());
+    let (early, late) = (bench.allocate(size, old), bench.allocate(size, old));
+    let wall = bench.allocate(512, other);
+    let held = gpu.hold(&[old]);
+    [early, late]
+        .into_iter()
+        .for_each(|block| gpu.fill(block, size, 1, old));
+    bench.free(early);
+    gpu.destroy(old);
+    bench.free(late);
+    let block = bench.allocate(size, other);
+    assert!(!overlap(block, early, size) && !overlap(block, late, size));
+    gpu.fill(block, size, 2, other);
+    assert_eq!(bench.device().check(), Ok(()));
+    held.release();
+    gpu.expect(block, size, 2, other);
+    [block, wall]
+        .into_iter()
+        .for_each(|block| bench.free(block));
+    bench.finish();
+}
+
+/// Streams that come and go leave nothing behind, be their memory small or large next to what is
+/// held.
+#[test]
+fn a_thousand_streams_leave_memory_flat() {
+    for size in [4 * KIB, 300 * KIB, 5 * MIB] {
+        let bench = Bench::new(Settings::default());
+        let gpu = &bench.gpu;
+        let kept = bench.allocate(64 * MIB, gpu.stream());
+        let mut early = 0;
+        for turn in 0..1000 {
+            let stream = gpu.stream();
+            let block = bench.allocate(size, stream);
+            gpu.fill(block, 512, turn, stream);
+            gpu.synchronize(stream);
+            bench.free(block);
+            gpu.destroy(stream);
+            if turn == 50 {
+                early = bench.reserved();
+            }
+        }
+        assert_eq!(bench.device().check(), Ok(()));
+        let late = bench.reserved();
+        assert!(
+            late <= early + 2 * size.max(4 * MIB),
+            "{size}: {early} bytes grew to {late}"
+        );
+        bench.free(kept);
+        bench.finish();
+    }
+}
+
+/// A stream that is idle has nothing to wait for: the first request of another stream gets its
+/// memory before any new.
+#[test]
+fn an_idle_streams_memory_is_used_before_new_memory() {
+    let bench = Bench::new(Settings::default());
+    let (gpu, size) = (&bench.gpu, 256 * MIB);
+    let (a, b) = (gpu.stream(), gpu.stream());
+    let first = bench.allocate(size, a);
+    gpu.fill(first, 512, 1, a);
+    gpu.synchronize(a);
+    bench.free(first);
+    let reserved = bench.reserved();
+    let second = bench.allocate(size, b);
+    gpu.fill(second, 512, 2, b);
+    assert_eq!(
+        bench.reserved(),
+        reserved,
+        "grew while {size} bytes were free and idle"
+    );
+    bench.free(second);
+    bench.finish();
+}
+
+/// A small block that one stream has just freed beside much idle memory does not take that away
+/// from the others.
+#[test]
+fn a_small_busy_hole_does_not_hide_a_large_idle_one() {
+    let bench = Bench::new(Settings::default());
+    let (gpu, size) = (&bench.gpu, 256 * MIB);
+    let (a, b) = (gpu.stream(), gpu.stream());
+    let warm = bench.allocate(512, b);
+    let small = bench.allocate(64 * KIB, a);
+    let large = bench.allocate(size, b);
+    bench.free(large);
+    bench.device().empty_cache();
+    let large = bench.allocate(size, b);
+    let reserved = bench.reserved();
+    bench.free(large);
+    gpu.settle();
+    let held = gpu.hold(&[a]);
+    gpu.fill(small, 64 * KIB, 1, a);
+    bench.free(small);
+    let again = bench.allocate(size, b);
+    assert!(
+        bench.reserved() <= reserved + 4 * MIB,
+        "{} bytes are held",
+        bench.reserved()
+    );
+    held.release();
+    [again, warm]
+        .into_iter()
+        .for_each(|block| bench.free(block));
+    bench.finish();
+}
