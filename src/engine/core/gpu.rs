@@ -27,6 +27,8 @@ pub trait Gpu {
     /// How many bytes of addresses to reserve at a time.
     fn reach(&self) -> u64;
 
+    /// Whether a limit is set on what may be held.
+    fn is_limited(&self) -> bool;
     /// Whether `size` more bytes can be had at all, as far as the limit and the device tell
     /// beforehand; for large growth, so that a request that must fail takes nothing first.
     fn has_room(&mut self, size: u64) -> Result<(), Refusal>;

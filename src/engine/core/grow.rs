@@ -7,11 +7,13 @@ use super::group::{GroupId, SHARED};
 use super::pool::{Pool, join};
 
 impl<G: Gpu> Pool<G> {
-    /// The largest chunk to create now. Costs are per chunk, waste is per chunk size: a
-    /// thousandth of what is held keeps both in proportion (`docs` of the study in `tests`).
+    /// The largest chunk to create now. Costs are per chunk, waste is per chunk size: a thousandth
+    /// of what is held keeps both in proportion, half of that where a limit makes waste dearer
+    /// (figures for both in `tests/replay.rs`).
     fn largest_chunk(&self, group: GroupId) -> u64 {
+        let share = if self.gpu.is_limited() { 2048 } else { 1024 };
         let chosen = match self.policy.chunk {
-            0 => (self.groups[group as usize].reserved / 1024).max(4 << 20),
+            0 => self.groups[group as usize].reserved / share,
             chunk => chunk,
         };
         (chosen / self.granularity * self.granularity).max(self.granularity)
@@ -69,7 +71,8 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Chooses whole free chunks that the stream may use, at least `wanted` bytes of them if
-    /// there are so many; none of the hole `except`. Returns their bytes.
+    /// there are so many; none of the hole `except`. The smallest holes give theirs first: large
+    /// ones can still meet large requests as they are. Returns the bytes chosen.
     pub(super) fn choose(&mut self, wanted: u64, slot: u16, except: BlockId) -> u64 {
         let mut chosen = std::mem::take(&mut self.chosen);
         chosen.clear();
@@ -78,14 +81,15 @@ impl<G: Gpu> Pool<G> {
         let chunks = &self.groups[own.group as usize].chunks;
         let sources = [Some(slot), Some(own.idle).filter(|idle| *idle != slot)];
         'search: for slot in sources.into_iter().flatten() {
-            for id in self.slots.get(slot).bins.descending(&self.blocks) {
-                let hole = &self.blocks[id];
-                if bytes >= wanted || hole.size < self.granularity {
-                    break;
+            let bins = &self.slots.get(slot).bins;
+            for id in bins.ascending(&self.blocks, self.granularity) {
+                if bytes >= wanted {
+                    break 'search;
                 }
                 if id == except {
                     continue;
                 }
+                let hole = &self.blocks[id];
                 for chunk in chunks.inside(hole.address, hole.end()) {
                     if bytes >= wanted {
                         break 'search;

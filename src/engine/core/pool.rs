@@ -3,7 +3,7 @@
 //! [`Pool::allocate`] is the ladder, a comment a step. The first step, a best fit that is free
 //! already, is the fast path: a look-up in two sets of bins, a split and a hash insertion.
 
-use super::block::{BlockId, Blocks, NONE, State};
+use super::block::{Block, BlockId, Blocks, NONE, State};
 use super::chunk::ChunkId;
 use super::counters::Counters;
 use super::gpu::{Gpu, Refusal};
@@ -356,13 +356,15 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// Cuts `size` bytes off the low end of a hole.
+    /// Cuts `size` bytes off one end of a hole.
     #[inline]
     fn take(&mut self, hole: BlockId, size: u64, slot: u16) -> BlockId {
         let Self {
             blocks,
             slots,
             counters,
+            groups,
+            granularity,
             ..
         } = self;
         let free = blocks[hole];
@@ -377,17 +379,34 @@ impl<G: Gpu> Pool<G> {
         }
         // The rest keeps the hole's node and its place in the order of being freed.
         owner.bins.remove(blocks, hole);
-        let block = blocks.add(free.address, size, slot, State::Live);
-        blocks[block].prev = free.prev;
-        blocks[block].next = hole;
-        if free.prev != NONE {
-            blocks[free.prev].next = block;
-        }
-        let rest = &mut blocks[hole];
-        rest.address += size;
-        rest.size -= size;
-        rest.prev = block;
-        let rest = rest.size;
+        let high = free.size - size >= *granularity && cuts_better_high(&free, size, *granularity);
+        let block = if high {
+            let block = blocks.add(free.end() - size, size, slot, State::Live);
+            blocks[block].prev = hole;
+            blocks[block].next = free.next;
+            if free.next != NONE {
+                blocks[free.next].prev = block;
+            }
+            blocks[hole].next = block;
+            let tail = &mut groups[owner.group as usize].tail;
+            if *tail == hole {
+                *tail = block;
+            }
+            block
+        } else {
+            let block = blocks.add(free.address, size, slot, State::Live);
+            blocks[block].prev = free.prev;
+            blocks[block].next = hole;
+            if free.prev != NONE {
+                blocks[free.prev].next = block;
+            }
+            let rest = &mut blocks[hole];
+            rest.address += size;
+            rest.prev = block;
+            block
+        };
+        blocks[hole].size -= size;
+        let rest = blocks[hole].size;
         owner.bins.insert(blocks, hole);
         counters.hole_added(rest);
         block
@@ -477,6 +496,20 @@ impl<G: Gpu> Pool<G> {
         counters.hole_added(hole.size);
         slots.get_mut(slot).insert(blocks, id);
     }
+}
+
+/// Whether more whole granules stay free if a block is cut off the high end of a hole than off the
+/// low end. Only whole free chunks can move, and chunks begin and end on granules.
+#[inline]
+fn cuts_better_high(hole: &Block, size: u64, granularity: u64) -> bool {
+    if granularity == 0 {
+        return false;
+    }
+    // A power of two: the device's granularity is checked to be one.
+    let shift = granularity.trailing_zeros();
+    let whole =
+        |start: u64, end: u64| (end >> shift).saturating_sub((start + granularity - 1) >> shift);
+    whole(hole.address, hole.end() - size) > whole(hole.address + size, hole.end())
 }
 
 /// The owner of two holes joined, each with the clock of its freeing; `None` where two streams'

@@ -248,6 +248,10 @@ impl Gpu for DriverGpu {
         (self.properties.total * 8).next_power_of_two().max(1 << 32)
     }
 
+    fn is_limited(&self) -> bool {
+        self.ledger.limit() != u64::MAX
+    }
+
     fn has_room(&mut self, size: u64) -> Result<(), Refusal> {
         match self.memory_info() {
             _ if !self.ledger.allows(size) => Err(Refusal::OverLimit),
