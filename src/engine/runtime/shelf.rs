@@ -44,6 +44,8 @@ struct Shelf {
     length: usize,
     recycled: [Recycled; 2],
     tracked: Box<[Item; TRACKED]>,
+    /// The block that was handed out last.
+    last: u64,
 }
 
 type Locked = SpinMutex<Shelf, Yield>;
@@ -95,6 +97,7 @@ impl Shelves {
         recycled.bytes += item.size;
         recycled.requested += requested;
         shelf.tracked[track_of(item.address)] = item;
+        shelf.last = item.address;
         Some(item.address)
     }
 
@@ -109,7 +112,11 @@ impl Shelves {
         let track = track_of(address);
         let item = shelf.tracked[track];
         let length = shelf.length;
-        if item.address != address || length == LENGTH {
+        // A large block comes here only where it was the last to be handed out. Then the pool, had
+        // it got the block back, would hand the same one out again; any other would be lost to the
+        // holes beside it, which costs memory (llama_serve: 1.016 instead of 1.009).
+        let fits = item.size <= crate::core::SMALL || shelf.last == address;
+        if item.address != address || length == LENGTH || !fits {
             return false;
         }
         shelf.tracked[track] = Item::default();
@@ -127,6 +134,7 @@ impl Shelves {
                 length: 0,
                 recycled: Default::default(),
                 tracked: Box::new([Item::default(); TRACKED]),
+                last: 0,
             }))
         });
         let mut shelf = shelf.lock();
