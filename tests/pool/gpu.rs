@@ -254,12 +254,17 @@ impl Bench {
 impl Gpu {
     /// Prepares this thread for driver calls.
     pub fn enter(&self) -> Here {
-        let bound = self.machine.as_ref().map(Machine::bind);
+        let bound = self.bind();
         self.push(0);
         Here {
             gpu: self.clone(),
             _bound: bound,
         }
+    }
+
+    /// The same with no context current, as in a thread that has nothing to do with CUDA.
+    pub fn bind(&self) -> Option<Bound> {
+        self.machine.as_ref().map(Machine::bind)
     }
 
     fn push(&self, device: usize) {

@@ -334,3 +334,68 @@ fn a_small_busy_hole_does_not_hide_a_large_idle_one() {
         .for_each(|block| bench.free(block));
     bench.finish();
 }
+
+/// A stream of another device uses the block over the peers' link.
+#[test]
+fn a_use_by_another_devices_stream_defers_reuse() {
+    let name = "a_use_by_another_devices_stream_defers_reuse";
+    let Some(bench) = Bench::with_devices(name, 2, Settings::default()) else {
+        return;
+    };
+    let (gpu, device, size) = (&bench.gpu, bench.device(), 16 * MIB);
+    let (home, far) = (gpu.stream(), gpu.stream_on(1));
+    device.set_limit(Some(2 * size));
+    let block = bench.allocate(size, home);
+    gpu.fill(block, size, 1, home);
+    gpu.synchronize(home);
+    let held = gpu.hold(&[far]);
+    gpu.fill(block, size, 2, far);
+    assert_eq!(device.record_use(block, far), Ok(()));
+    bench.free(block);
+    let other = bench.allocate(size, home);
+    assert!(!overlap(block, other, size));
+    gpu.fill(other, size, 3, home);
+    if gpu.machine().is_some() {
+        // Memory runs out, and waiting for this device does not do. On a card the wait would last.
+        if let Ok(third) = device.allocate(size as usize, home) {
+            gpu.claim(third, size, third);
+            gpu.fill(third, size, 4, home);
+            gpu.disown(third, size);
+            assert_eq!(device.free(third, home), Ok(()));
+        }
+    }
+    held.release();
+    let again = bench.allocate(size, home);
+    gpu.fill(again, size, 5, home);
+    gpu.expect(other, size, 3, home);
+    [other, again]
+        .into_iter()
+        .for_each(|block| bench.free(block));
+    bench.finish();
+}
+
+/// A thread with no context of its own allocates and frees on a stream that another made.
+#[test]
+fn a_thread_without_a_context_is_as_good_as_any() {
+    let bench = Bench::new(Settings::default());
+    let (gpu, device, size) = (&bench.gpu, bench.device(), 16 * MIB);
+    let stream = gpu.stream();
+    let block = bench.allocate(size, stream);
+    bench.free(block);
+    let reserved = bench.reserved();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let _bound = gpu.bind();
+            for _ in 0..3 {
+                let again = device.allocate(size as usize, stream).expect("memory");
+                assert_eq!(again, block, "it is the same stream");
+                assert_eq!(device.free(again, stream), Ok(()));
+                device.empty_cache();
+                let anew = device.allocate(size as usize, stream).expect("memory");
+                assert_eq!(device.free(anew, stream), Ok(()));
+            }
+        });
+    });
+    assert_eq!(bench.reserved(), reserved);
+    bench.finish();
+}
