@@ -383,7 +383,7 @@ mod tests {
                 event(2, 513, 1),
                 event(1, 0, 0),
                 event(3, 1536, 0),
-                event(2, 0, 0)
+                event(2, 0, 1)
             ]
         );
         assert_eq!((trace.allocations, &trace.streams[..]), (3, &[7, 0][..]));

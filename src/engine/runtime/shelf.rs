@@ -46,6 +46,9 @@ struct Shelf {
     tracked: Box<[Item; TRACKED]>,
     /// The block that was handed out last.
     last: u64,
+    /// The first block ever tracked. Places count from it, so that a run is the same wherever the
+    /// system puts the addresses.
+    base: u64,
 }
 
 type Locked = SpinMutex<Shelf, Yield>;
@@ -65,11 +68,6 @@ fn spread(value: u64) -> u64 {
 fn place_of(handle: u64) -> usize {
     // 1 is another name of the default stream, 0.
     (spread(handle & !1) >> (64 - SHELVES.trailing_zeros())) as usize
-}
-
-#[inline]
-fn track_of(address: u64) -> usize {
-    (spread(address / crate::core::BLOCK) >> (64 - TRACKED.trailing_zeros())) as usize
 }
 
 impl Shelves {
@@ -96,7 +94,8 @@ impl Shelves {
         recycled.count += 1;
         recycled.bytes += item.size;
         recycled.requested += requested;
-        shelf.tracked[track_of(item.address)] = item;
+        let track = shelf.track_of(item.address);
+        shelf.tracked[track] = item;
         shelf.last = item.address;
         Some(item.address)
     }
@@ -109,7 +108,7 @@ impl Shelves {
             return false;
         };
         let mut shelf = shelf.lock();
-        let track = track_of(address);
+        let track = shelf.track_of(address);
         let item = shelf.tracked[track];
         let length = shelf.length;
         // A large block comes here only where it was the last to be handed out. Then the pool, had
@@ -135,6 +134,7 @@ impl Shelves {
                 recycled: Default::default(),
                 tracked: Box::new([Item::default(); TRACKED]),
                 last: 0,
+                base: address,
             }))
         });
         let mut shelf = shelf.lock();
@@ -148,7 +148,8 @@ impl Shelves {
             shelf.tracked.fill(Item::default());
         }
         let size = size.max(1).next_multiple_of(crate::core::BLOCK);
-        shelf.tracked[track_of(address)] = Item {
+        let track = shelf.track_of(address);
+        shelf.tracked[track] = Item {
             address,
             requested,
             size,
@@ -162,7 +163,8 @@ impl Shelves {
             return true;
         };
         let mut shelf = shelf.lock();
-        let tracked = &mut shelf.tracked[track_of(address)];
+        let track = shelf.track_of(address);
+        let tracked = &mut shelf.tracked[track];
         if tracked.address == address {
             *tracked = Item::default();
         }
@@ -188,6 +190,12 @@ impl Shelves {
 }
 
 impl Shelf {
+    #[inline]
+    fn track_of(&self, address: u64) -> usize {
+        let units = address.wrapping_sub(self.base) / crate::core::BLOCK;
+        (spread(units) >> (64 - TRACKED.trailing_zeros())) as usize
+    }
+
     fn clear<G: Gpu>(&mut self, pool: &mut Pool<G>) {
         for class in [Class::Small, Class::Large] {
             let recycled = std::mem::take(&mut self.recycled[class as usize]);
