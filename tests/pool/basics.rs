@@ -240,6 +240,50 @@ fn holes_that_lie_apart_become_one_contiguous_range() {
     }
 }
 
+/// Far more chunks are moved than old mappings are kept, while the work under them still runs:
+/// they stay up, nothing waits, and they come down later.
+#[test]
+fn old_mappings_stay_while_work_under_them_runs() {
+    let settings = Settings {
+        chunk_size: 2 << 20,
+        ..Settings::default()
+    };
+    let bench = Bench::new(settings);
+    let (gpu, device, stream) = (&bench.gpu, bench.device(), bench.gpu.stream());
+    let size = 2 * MIB;
+    let blocks: Vec<u64> = (0..900).map(|_| bench.allocate(size, stream)).collect();
+    let held = gpu.hold(&[stream]);
+    for (turn, block) in blocks.iter().enumerate() {
+        gpu.fill(*block, 512, turn as u32, stream);
+        if turn % 20 != 0 {
+            bench.free(*block);
+        }
+    }
+    let large = bench.allocate(1100 * MIB, stream);
+    let figures = device.figures();
+    assert!(figures.counters.stitches >= 500, "chunks were not moved");
+    assert_eq!(figures.counters.syncs, 0);
+    assert_eq!(bench.calls("cuMemUnmap"), 0, "unmapped under running work");
+    for at in (0..1100 * MIB).step_by(size as usize) {
+        gpu.fill(large + at, 512, (at / size) as u32, stream);
+    }
+    held.release();
+    for at in (0..1100 * MIB).step_by(size as usize) {
+        gpu.expect(large + at, 512, (at / size) as u32, stream);
+    }
+    let more = bench.allocate(500 * MIB, stream);
+    assert!(bench.calls("cuMemUnmap") > 0, "old mappings pile up");
+    gpu.fill(more, 500 * MIB, 1, stream);
+    for (turn, block) in blocks.iter().enumerate().step_by(20) {
+        gpu.expect(*block, 512, turn as u32, stream);
+    }
+    let walls = blocks.into_iter().step_by(20);
+    walls
+        .chain([large, more])
+        .for_each(|block| bench.free(block));
+    bench.finish();
+}
+
 #[test]
 fn moved_chunks_move_again_and_again() {
     let bench = Bench::new(Settings {

@@ -115,7 +115,7 @@ fn threads_use_several_devices() {
 mod sim_only {
     use super::{seeds, threads, threads_plan};
     use crate::counters::identities;
-    use crate::gpu::{Bench, GIB, MIB};
+    use crate::gpu::{Bench, GIB, KIB, MIB};
     use crate::random::Random;
     use crate::runner::{Plan, Runner, Seed};
     use concertina_engine::runtime::settings::Settings;
@@ -125,8 +125,16 @@ mod sim_only {
     fn run(name: &str, seed: u64, change: impl Fn(&mut Plan, &mut Settings)) {
         let _seed = Seed(seed);
         let mut random = Random::new(seed);
+        // Many small chunks now and then, so that many are moved.
+        let (granularity, chunk) = match random.below(6) {
+            0 => (256 * KIB, 512 * KIB),
+            turn => (
+                2 * MIB,
+                [0, 2 * MIB, 2 * MIB, 8 * MIB, 32 * MIB][turn as usize - 1],
+            ),
+        };
         let mut settings = Settings {
-            chunk_size: [0, 2, 2, 8, 32][random.below(5) as usize] << 20,
+            chunk_size: chunk as usize,
             ..Settings::default()
         };
         let mut plan = Plan {
@@ -135,6 +143,7 @@ mod sim_only {
             live: random.between(20, 900) * MIB,
             share: !random.once_in(4),
             destroy: false,
+            pools: random.once_in(4),
             empty: !random.once_in(3),
             limits: random.once_in(2).then_some((100 * MIB, GIB)),
             check: random.once_in(8),
@@ -142,6 +151,7 @@ mod sim_only {
         change(&mut plan, &mut settings);
         let config = Config {
             memory: GIB,
+            granularity,
             ..Config::default()
         };
         let Some(bench) = Bench::simulated(name, config, settings) else {

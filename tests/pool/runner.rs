@@ -5,7 +5,7 @@
 use crate::counters::Account;
 use crate::gpu::{Gpu, KIB, MIB, rounded};
 use crate::random::Random;
-use concertina_engine::runtime::Device;
+use concertina_engine::runtime::{Device, PoolId, Route};
 use std::collections::BTreeMap;
 
 /// What a run does.
@@ -22,6 +22,8 @@ pub struct Plan {
     pub destroy: bool,
     /// `empty_cache` now and then.
     pub empty: bool,
+    /// Private pools begin, end and are released.
+    pub pools: bool,
     /// Limits from here to there are set now and then.
     pub limits: Option<(u64, u64)>,
     /// Walk the invariants after every operation. That takes what was freed last off the pool's
@@ -37,6 +39,7 @@ impl Default for Plan {
             live: 500 * MIB,
             share: true,
             destroy: false,
+            pools: false,
             empty: true,
             limits: None,
             check: false,
@@ -86,6 +89,9 @@ pub struct Runner<'a> {
     live: u64,
     next_word: u32,
     readings: Vec<Reading>,
+    /// The private pools of open routes, the latest last, and each use of one.
+    routes: Vec<PoolId>,
+    pool_users: Vec<PoolId>,
     /// Requests that were refused.
     pub refused: u64,
 }
@@ -107,6 +113,8 @@ impl<'a> Runner<'a> {
             live: 0,
             next_word: (seed as u32) << 12,
             readings: Vec::new(),
+            routes: Vec::new(),
+            pool_users: Vec::new(),
             refused: 0,
         }
     }
@@ -133,6 +141,7 @@ impl<'a> Runner<'a> {
             93 if self.plan.empty && self.random.once_in(3) => self.device.empty_cache(),
             94 => self.set_limit(),
             95 if self.plan.destroy => self.replace_stream(),
+            96 | 97 if self.plan.pools => self.use_pools(),
             _ => self.let_time_pass(),
         }
     }
@@ -205,7 +214,10 @@ impl<'a> Runner<'a> {
             (0, size.min(4 * KIB)),
             (size - size.min(4 * KIB), size.min(4 * KIB)),
         ];
-        if size <= 64 * KIB || size <= 4 * MIB && self.random.once_in(8) {
+        if size <= 64 * KIB
+            || size <= 4 * MIB && self.random.once_in(3)
+            || size <= 32 * MIB && self.random.once_in(24)
+        {
             windows = vec![(0, size)];
         } else {
             for _ in 0..3 {
@@ -374,6 +386,38 @@ impl<'a> Runner<'a> {
         self.streams[at] = self.gpu.stream_on(self.device.ordinal() as usize);
     }
 
+    /// Opens or ends a route to a private pool, or releases one.
+    fn use_pools(&mut self) {
+        let choice = self.random.below(4);
+        if choice < 2 && self.routes.len() < 2 {
+            let pool = (1 + self.random.below(3), 0);
+            let only = self.random.once_in(2).then(|| self.stream());
+            let filter = move |stream| only.is_none_or(|only| only == stream);
+            self.device.begin_pool(Route {
+                pool,
+                filter: Box::new(filter),
+            });
+            self.routes.push(pool);
+            self.pool_users.push(pool);
+        } else if choice == 2 {
+            self.end_route();
+        } else if self.routes.is_empty() {
+            self.release_pool();
+        }
+    }
+
+    fn end_route(&mut self) {
+        if let Some(pool) = self.routes.pop() {
+            self.device.end_pool(pool);
+        }
+    }
+
+    fn release_pool(&mut self) {
+        if let Some(pool) = self.pool_users.pop() {
+            self.device.release_pool(pool);
+        }
+    }
+
     fn let_time_pass(&mut self) {
         let Some(machine) = self.gpu.machine() else {
             return;
@@ -393,6 +437,9 @@ impl<'a> Runner<'a> {
         for at in (0..self.blocks.len()).rev() {
             self.verify(at);
         }
+        (0..self.routes.len()).for_each(|_| self.end_route());
+        let early = self.random.below(1 + self.pool_users.len() as u64);
+        (0..early).for_each(|_| self.release_pool());
         while !self.blocks.is_empty() {
             let count = self.blocks.len();
             self.free(count - 1);
@@ -401,6 +448,7 @@ impl<'a> Runner<'a> {
                 self.blocks.rotate_right(1);
             }
         }
+        (0..self.pool_users.len()).for_each(|_| self.release_pool());
         self.gpu.settle();
         self.compare();
     }
