@@ -215,8 +215,8 @@ impl<'a> Runner<'a> {
             (size - size.min(4 * KIB), size.min(4 * KIB)),
         ];
         if size <= 64 * KIB
-            || size <= 4 * MIB && self.random.once_in(3)
-            || size <= 32 * MIB && self.random.once_in(24)
+            || size <= MIB && self.random.once_in(4)
+            || size <= 4 * MIB && self.random.once_in(16)
         {
             windows = vec![(0, size)];
         } else {
