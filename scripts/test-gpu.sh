@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # Runs the pool's tests on the cards of this machine: the binary that also runs on the simulated GPU.
 #
-#   scripts/test-gpu.sh [BINARY]
+#   scripts/test-gpu.sh [BINARY [FILTER...]]
 #
 # BINARY is a built tests/pool (`cargo test --test pool --no-run`); without it, the newest one under
-# the target directory. Needs neither Rust nor the sources. Fails if a test fails, if one is skipped
-# (a line `SKIP name: reason`), or if none ran.
+# the target directory. FILTERs choose tests as the binary's own arguments do: on a machine with one
+# card `--skip devices` leaves out what needs two. Needs neither Rust nor the sources.
+#
+# Each test runs in a process of its own, so that one that crashes takes no other along. Fails if a
+# test fails, if one is skipped (a line `SKIP name: reason`), or if there was none.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -23,19 +26,31 @@ if [ -z "$binary" ] || [ ! -x "$binary" ]; then
     exit 2
 fi
 
+export CONCERTINA_TEST_DRIVER=cuda
+list=$("$binary" --list --format terse --skip sim_only "${@:2}")
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-status=0
-# A test that waits for ever would keep the card for ever.
-CONCERTINA_TEST_DRIVER=cuda timeout 900 "$binary" --nocapture --test-threads=1 --skip sim_only 2>&1 |
-    tee "$log" || status=$?
+passed=0 skipped=() failed=()
+while read -r name; do
+    status=0
+    # A test that waits for ever would keep the card for ever.
+    timeout 300 "$binary" --nocapture --test-threads=1 --exact "$name" </dev/null >"$log" 2>&1 ||
+        status=$?
+    if [ "$status" -ne 0 ]; then
+        failed+=("$name")
+        echo "FAILED $name (exit status $status)"
+        sed 's/^/    /' "$log"
+    elif skip=$(grep -o 'SKIP .*' "$log"); then
+        skipped+=("$name")
+        echo "$skip"
+    else
+        passed=$((passed + 1))
+        echo "passed $name"
+    fi
+done < <(sed -n 's/: test$//p' <<<"$list")
 
-passed=$(sed -n 's/^test result: .* \([0-9]*\) passed.*/\1/p' "$log")
-passed=${passed:-0}
-skipped=$(grep -c 'SKIP ' "$log" || true)
 echo
-echo "on the GPU: $passed passed, $skipped skipped, exit status $status"
-grep -oE 'SKIP .*' "$log" || true
-if [ "$status" -ne 0 ] || [ "$skipped" -ne 0 ] || [ "$passed" -eq 0 ]; then
-    exit 1
-fi
+echo "on the GPU: $passed passed, ${#skipped[@]} skipped, ${#failed[@]} failed"
+[ ${#failed[@]} -eq 0 ] || printf 'FAILED %s\n' "${failed[@]}"
+[ ${#skipped[@]} -eq 0 ] || printf 'SKIP %s\n' "${skipped[@]}"
+[ "$passed" -gt 0 ] && [ ${#skipped[@]} -eq 0 ] && [ ${#failed[@]} -eq 0 ]
