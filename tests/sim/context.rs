@@ -3,7 +3,7 @@
 //! Nothing here has a destructor: driver calls made by destructors of a thread's variables must
 //! still find what was current, as they do with the real driver.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,6 +16,21 @@ thread_local! {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         NEXT.fetch_add(1, Ordering::Relaxed)
     };
+}
+
+thread_local! {
+    /// What calls this thread allows itself while a stream captures; global at first.
+    static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Sets the calling thread's capture mode and returns the one before.
+pub(crate) fn exchange_capture_mode(mode: u32) -> u32 {
+    CAPTURE_MODE.with(|current| current.replace(mode))
+}
+
+/// The calling thread's capture mode.
+pub(crate) fn capture_mode() -> u32 {
+    CAPTURE_MODE.with(Cell::get)
 }
 
 /// A number of this thread's own.

@@ -22,7 +22,7 @@ functions! {
     cuMemGetAllocationGranularity cuMemAddressReserve cuMemAddressFree cuMemCreate cuMemRelease
     cuMemMap cuMemUnmap cuMemSetAccess
     cuEventCreate cuEventRecord cuEventQuery cuEventSynchronize cuEventDestroy_v2
-    cuStreamCreate cuStreamDestroy_v2 cuStreamGetId cuStreamIsCapturing cuStreamSynchronize
+    cuStreamCreate cuStreamDestroy_v2 cuStreamGetId cuStreamIsCapturing cuStreamGetCtx cuThreadExchangeStreamCaptureMode cuStreamSynchronize
     cuStreamQuery cuStreamWaitEvent
     cuMemsetD32Async cuMemcpyDtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyHtoDAsync_v2
     cuLaunchHostFunc

@@ -127,7 +127,7 @@ impl<G: Gpu> Pool<G> {
             .sum();
         let mapped: u64 = chunks.iter().map(|chunk| chunk.size).sum::<u64>() + stale;
         hold!(
-            group.space.unmapped() + mapped == group.space.reserved(),
+            group.space.unmapped() + mapped + group.abandoned == group.space.reserved(),
             "gaps {} and mappings {mapped} are not the {} bytes of addresses",
             group.space.unmapped(),
             group.space.reserved()

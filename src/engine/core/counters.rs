@@ -199,6 +199,34 @@ impl Counters {
         self.all.inactive_split_bytes.add(size);
     }
 
+    /// A hole of `before` bytes became `more` bytes larger.
+    pub(super) fn hole_grown(&mut self, before: u64, more: u64) {
+        if Class::of(before) == Class::of(before + more) {
+            self.class(before).inactive_split_bytes.add(more);
+            self.all.inactive_split_bytes.add(more);
+        } else {
+            self.hole_removed(before);
+            self.hole_added(before + more);
+        }
+    }
+
+    /// Whether handing out a block of this size would set any peak anew.
+    #[inline]
+    pub fn would_peak(&self, size: u64, requested: u64) -> bool {
+        let usages = match Class::of(size) {
+            Class::Small => [&self.all, &self.small],
+            Class::Large => [&self.all, &self.large],
+        };
+        usages.into_iter().any(|usage| {
+            let above = |flow: &Flow, more| flow.current.saturating_add(more) > flow.peak;
+            above(&usage.active_bytes, size)
+                || above(&usage.allocated_bytes, size)
+                || above(&usage.requested_bytes, requested)
+                || usage.allocation.current >= usage.allocation.peak
+                || usage.active.current >= usage.active.peak
+        })
+    }
+
     #[inline]
     pub(super) fn hole_removed(&mut self, size: u64) {
         let class = self.class(size);

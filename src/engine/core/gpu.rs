@@ -59,6 +59,8 @@ pub trait Gpu {
     fn wait(&mut self, event: Event) -> bool;
     /// The event is not needed any more.
     fn forget(&mut self, event: Event);
+    /// Whether waiting is possible now: not in a capture.
+    fn may_wait(&self) -> bool;
     /// Waits until the device is idle. False where waiting is not possible (a capture is on).
     fn synchronize(&mut self) -> bool;
 }

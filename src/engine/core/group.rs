@@ -27,6 +27,8 @@ pub struct Group {
     pub highest: u64,
     /// Bytes held from the driver.
     pub reserved: u64,
+    /// Bytes of addresses where a mapping failed, and may have left something behind.
+    pub abandoned: u64,
     /// Nobody allocates from it any more; it goes when its last block does.
     pub closing: bool,
     /// Gone: nothing is held, the place can be used again.
@@ -45,8 +47,17 @@ impl Group {
             live: 0,
             highest: 0,
             reserved: 0,
+            abandoned: 0,
             closing: false,
             closed: false,
         }
+    }
+
+    /// A mapping of `size` bytes failed behind the cursor. The next run starts somewhere else.
+    pub fn abandon(&mut self, size: u64) {
+        self.space.take(self.cursor, size);
+        self.abandoned += size;
+        self.cursor = 0;
+        self.tail = NONE;
     }
 }

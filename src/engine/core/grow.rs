@@ -26,6 +26,12 @@ impl<G: Gpu> Pool<G> {
             return self.add_segment(size, id);
         }
         let group = &self.groups[id as usize];
+        // What must fail takes nothing first.
+        let free = group.reserved - group.live;
+        if size > free + 4 * self.largest_chunk(id) {
+            self.gpu.has_room(size - free)?;
+        }
+        let group = &self.groups[id as usize];
         let highest = group.highest.max(group.live + size);
         let ceiling = highest + highest * self.policy.slack / 1000;
         let allowed = ceiling.saturating_sub(group.reserved) / self.granularity * self.granularity;
@@ -79,6 +85,12 @@ impl<G: Gpu> Pool<G> {
         let mut bytes = 0;
         let own = self.slots.get(slot);
         let chunks = &self.groups[own.group as usize].chunks;
+        // A captured graph goes on using the addresses of its private pool: nothing moves there.
+        let wanted = if own.group == SHARED || self.groups[own.group as usize].closing {
+            wanted
+        } else {
+            0
+        };
         let sources = [Some(slot), Some(own.idle).filter(|idle| *idle != slot)];
         'search: for slot in sources.into_iter().flatten() {
             let bins = &self.slots.get(slot).bins;
@@ -165,7 +177,10 @@ impl<G: Gpu> Pool<G> {
         if group.space.gap_at(group.cursor) < chunk.size {
             return Ok(());
         }
-        gpu.map(group.cursor, chunk.size, chunk.handle)?;
+        if let Err(refusal) = gpu.map(group.cursor, chunk.size, chunk.handle) {
+            group.abandon(chunk.size);
+            return Err(refusal);
+        }
         let (owner, until) = (blocks[hole].slot, blocks[hole].detail);
         group.space.take(group.cursor, chunk.size);
         group.chunks.move_home(id, group.cursor);
@@ -254,11 +269,10 @@ impl<G: Gpu> Pool<G> {
                 && let Some((owner, clock)) = join((owner, clock), (other, detail), idle)
             {
                 slots.get_mut(other).remove(blocks, tail);
-                counters.hole_removed(blocks[tail].size);
                 let hole = &mut blocks[tail];
                 hole.size += size;
                 (hole.slot, hole.detail) = (owner, clock);
-                counters.hole_added(hole.size);
+                counters.hole_grown(hole.size - size, size);
                 slots.get_mut(owner).insert(blocks, tail);
                 return;
             }
@@ -295,6 +309,7 @@ impl<G: Gpu> Pool<G> {
             let handle = self.gpu.create(bytes)?;
             if let Err(refusal) = self.gpu.map(group.cursor, bytes, handle) {
                 self.gpu.release(handle, bytes);
+                group.abandon(bytes);
                 return Err(refusal);
             }
             group.space.take(group.cursor, bytes);
@@ -318,6 +333,9 @@ impl<G: Gpu> Pool<G> {
             ..
         } = self;
         let group = &mut groups[id as usize];
+        if id != SHARED && !group.closing {
+            return;
+        }
         let mut polled = false;
         while group.chunks.stale.len() > bound {
             let Some(old) = group.chunks.stale.front().copied() else {
@@ -356,20 +374,20 @@ impl<G: Gpu> Pool<G> {
     /// where it is wholly free and idle. Waits for the device first where something free is not
     /// idle yet. Returns the bytes given back.
     pub fn trim_all(&mut self) -> u64 {
-        let mut bytes = 0;
-        for id in 0..self.groups.len() as GroupId {
-            let group = &self.groups[id as usize];
-            if !group.closed && (id == SHARED || group.closing) {
-                bytes += self.trim(id);
-                self.finish_closing(id);
-            }
-        }
-        bytes
+        self.settle();
+        self.trim_closing();
+        self.trim(SHARED)
     }
 
-    /// The same for one group, whether it is closing or not.
+    /// The same for one group, without waiting. For a group that is closing the caller has waited
+    /// for the device: a graph may be replaying on streams that the pool knows nothing of.
     pub(super) fn trim(&mut self, id: GroupId) -> u64 {
-        self.settle();
+        if !self.gpu.may_wait() {
+            return 0;
+        }
+        if id != SHARED {
+            self.settle();
+        }
         if self.granularity == 0 {
             return self.trim_segments(id);
         }

@@ -31,6 +31,10 @@ impl<G: Gpu> Pool<G> {
 
     /// Gives plain segments back that are wholly free and idle.
     pub(super) fn trim_segments(&mut self, id: GroupId) -> u64 {
+        // Freeing waits for the device.
+        if !self.gpu.may_wait() {
+            return 0;
+        }
         let Self {
             blocks,
             slots,

@@ -12,7 +12,7 @@ use super::stream::{Slots, StreamKey};
 use super::table::Table;
 use super::wait::Pending;
 use super::{BLOCK, LARGEST_REQUEST};
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
 /// What may be tuned.
 #[derive(Clone, Copy, Debug)]
@@ -66,9 +66,11 @@ pub struct Pool<G> {
     pub(super) slots: Slots,
     pub(super) groups: Vec<Group>,
     /// Streams recorded on live blocks.
-    pub(super) uses: HashMap<BlockId, Vec<StreamKey>>,
-    pub(super) pending: VecDeque<Pending>,
+    pub(super) uses: HashMap<BlockId, Vec<u16>>,
+    pub(super) pending: Vec<Pending>,
     pub(super) counters: Counters,
+    /// A closing group may have become free.
+    ripe: bool,
     /// Scratch: chunks to move and the holes they lie in, ascending inside a hole.
     pub(super) chosen: Vec<(BlockId, ChunkId)>,
 }
@@ -93,8 +95,9 @@ impl<G: Gpu> Pool<G> {
             slots,
             groups: vec![Group::new(idle, granularity)],
             uses: HashMap::new(),
-            pending: VecDeque::new(),
+            pending: Vec::new(),
             counters: Counters::default(),
+            ripe: false,
             chosen: Vec::new(),
         }
     }
@@ -146,6 +149,10 @@ impl<G: Gpu> Pool<G> {
             return None;
         }
         self.counters.hits += 1;
+        if self.slots.streams() > 1 {
+            let share = self.groups[group as usize].reserved / 256;
+            self.slots.get_mut(slot).visit(share, &mut self.gpu);
+        }
         Some(self.hand_out(hole, size, requested, slot))
     }
 
@@ -180,23 +187,6 @@ impl<G: Gpu> Pool<G> {
             self.retire(id);
         }
         Ok(block.size)
-    }
-
-    /// Notes that another stream uses the block, so that freeing it waits for that stream too.
-    pub fn record_use(&mut self, address: u64, stream: StreamKey) -> Result<(), Unknown> {
-        let id = self.table.get(address);
-        if id == NONE {
-            return Err(Unknown);
-        }
-        if self.slots.get(self.blocks[id].slot).key == stream {
-            return Ok(());
-        }
-        self.blocks[id].shared = true;
-        let uses = self.uses.entry(id).or_default();
-        if !uses.contains(&stream) {
-            uses.push(stream);
-        }
-        Ok(())
     }
 
     /// The stream that the block at `address` was allocated on.
@@ -254,12 +244,27 @@ impl<G: Gpu> Pool<G> {
         Some(id)
     }
 
-    /// Nobody allocates from the group any more. Its memory is given back once its last block is
-    /// freed; until then, as much as can be.
+    /// Nobody allocates from the group any more. Its memory is given back now as far as it is free,
+    /// and the rest at a later call that may wait for the device, once it is.
     pub fn close_group(&mut self, id: GroupId) {
         self.groups[id as usize].closing = true;
-        self.trim(id);
-        self.finish_closing(id);
+        self.ripe = true;
+        self.trim_closing();
+    }
+
+    /// Gives back what closing groups hold, if that may have become more. Waits for the device; in a
+    /// capture, where it may not, it does nothing and is due again.
+    pub fn trim_closing(&mut self) {
+        if !self.ripe || !self.gpu.synchronize() {
+            return;
+        }
+        self.ripe = false;
+        for id in 0..self.groups.len() as GroupId {
+            if self.groups[id as usize].closing && !self.groups[id as usize].closed {
+                self.trim(id);
+                self.finish_closing(id);
+            }
+        }
     }
 
     /// Whether a group is still there: it goes with its last block once it is closed.
@@ -297,14 +302,17 @@ impl<G: Gpu> Pool<G> {
     #[cold]
     #[inline(never)]
     fn find_harder(&mut self, size: u64, slot: u16) -> Result<BlockId, Shortage> {
-        // 2. What other streams' passed events have made idle.
-        if self.advance(slot) {
+        // 2. What other streams' passed events have made idle. A stream that is gone leaves no
+        // event behind; what it held is worth a wait.
+        self.slots.get_mut(slot).mark(&mut self.gpu);
+        if self.advance() || (self.is_held_up() && self.settle()) {
             let hole = self.fit(size, slot);
             if hole != NONE {
                 self.counters.hits += 1;
                 return Ok(hole);
             }
         }
+        self.trim_closing();
         // 3 to 5. Growth within a hair of the highest live figure; free chunks moved to where
         // they are needed; growth beyond, up to the limit.
         match self.extend(size, slot) {
@@ -319,8 +327,9 @@ impl<G: Gpu> Pool<G> {
         if hole != NONE {
             return Ok(hole);
         }
-        if self.granularity == 0 {
-            self.trim_segments(self.slots.get(slot).group);
+        let group = self.slots.get(slot).group;
+        if self.granularity == 0 && group == SHARED {
+            self.trim_segments(group);
         }
         self.extend(size, slot)
             .map_err(|refusal| self.shortage(size, refusal))
@@ -428,12 +437,10 @@ impl<G: Gpu> Pool<G> {
         let clock = owner.clock;
         // With one stream nobody else waits for its events.
         if several {
-            owner.count_freed(size, group.reserved / 64, &mut self.gpu);
+            owner.unmarked += size;
         }
         self.add_hole(id, slot, clock);
-        if closing && self.groups[group_id as usize].live == 0 {
-            self.close_group(group_id);
-        }
+        self.ripe |= closing && self.groups[group_id as usize].live == 0;
     }
 
     /// Puts a node back as a hole, joined with the holes beside it that it may be joined with.

@@ -22,6 +22,9 @@ pub struct StreamKey {
     pub id: u64,
 }
 
+/// `CU_STREAM_PER_THREAD` of `cuda.h`.
+const PER_THREAD: u64 = 2;
+
 /// A stream that the pool has seen, and its holes.
 pub struct Slot {
     pub key: StreamKey,
@@ -35,15 +38,21 @@ pub struct Slot {
     pub passed: u64,
     /// Events on their way and the clock that each of them covers, in order.
     marks: VecDeque<(Event, u64)>,
-    /// Bytes and blocks freed since the last mark.
-    unmarked: (u64, u32),
+    /// Bytes freed since the last mark.
+    pub unmarked: u64,
+    /// Some freed block waits for the slot to get past this.
+    pub awaited: u64,
+    /// What passed has been made idle up to here.
+    pub released: u64,
+    /// Blocks in use, or waiting, that the stream was recorded on.
+    pub users: u64,
     /// The slot's holes in the order of being freed, kept from when it is first asked for.
     pub ordered: bool,
     oldest: BlockId,
     newest: BlockId,
     /// Blocks handed out, or freed but still used elsewhere, that will come back to the slot.
     pub live: u64,
-    /// The stream is gone: no event can be recorded on it any more.
+    /// The stream is gone: its handle has come back for another one.
     pub dead: bool,
 }
 
@@ -57,7 +66,10 @@ impl Slot {
             clock: 0,
             passed: 0,
             marks: VecDeque::new(),
-            unmarked: (0, 0),
+            unmarked: 0,
+            awaited: 0,
+            released: 0,
+            users: 0,
             ordered: false,
             oldest: NONE,
             newest: NONE,
@@ -125,37 +137,52 @@ impl Slot {
         (self.oldest != NONE).then_some(self.oldest)
     }
 
-    /// Whether a mark would cover anything that none covers yet.
-    pub fn wants_mark(&self) -> bool {
-        !self.dead && self.clock > self.marks.back().map_or(self.passed, |mark| mark.1)
+    /// What the newest mark covers.
+    fn marked(&self) -> u64 {
+        self.marks.back().map_or(self.passed, |mark| mark.1)
     }
 
-    /// Records an event that covers all that has been freed on the stream so far.
+    /// Records an event that covers all that has been freed on the stream so far. Only to be called
+    /// while the program itself is using the stream: at any other time it may be gone, and the
+    /// driver does not survive being handed a stream that is.
     pub fn mark(&mut self, gpu: &mut impl Gpu) {
-        if self.wants_mark()
+        if self.clock > self.marked()
             && let Some(event) = gpu.record(self.key)
         {
             self.marks.push_back((event, self.clock));
-            self.unmarked = (0, 0);
+            self.unmarked = 0;
         }
     }
 
-    /// Counts what is freed on the stream, and marks it once `share` bytes in 64 blocks are not
-    /// covered: often enough for other streams to have the memory soon, seldom enough for the
-    /// event, which costs about 200 ns (H100), to be lost among the frees.
+    /// The program is using the stream. If others may be waiting for what was freed on it, an event
+    /// is recorded: at once where a block waits, else once `share` bytes have come together, often
+    /// enough for others to have them soon and seldom enough for the event (200 ns on an H100) to be
+    /// lost among the frees.
     #[inline]
-    pub fn count_freed(&mut self, size: u64, share: u64, gpu: &mut impl Gpu) {
-        self.unmarked.0 += size;
-        self.unmarked.1 += 1;
-        if self.unmarked.1 >= 64 && self.unmarked.0 >= share {
-            self.poll(gpu);
+    pub fn visit(&mut self, share: u64, gpu: &mut impl Gpu) {
+        if self.unmarked > share || self.awaited > self.passed {
+            self.visit_marking(gpu);
+        }
+    }
+
+    #[cold]
+    fn visit_marking(&mut self, gpu: &mut impl Gpu) {
+        self.poll(gpu);
+        if self.unmarked > 0 || self.awaited > self.marked() {
             self.mark(gpu);
         }
     }
 
-    /// Asks the events on their way; true if any has passed.
-    pub fn poll(&mut self, gpu: &mut impl Gpu) -> bool {
-        let before = self.passed;
+    /// Something will wait until all that the stream was given so far is done. Returns the clock
+    /// that stands for it.
+    pub fn await_now(&mut self) -> u64 {
+        self.clock += 1;
+        self.awaited = self.clock;
+        self.clock
+    }
+
+    /// Asks the events on their way.
+    pub fn poll(&mut self, gpu: &mut impl Gpu) {
         while let Some((event, clock)) = self.marks.front().copied() {
             if !gpu.passed(event) {
                 break;
@@ -164,7 +191,6 @@ impl Slot {
             self.passed = clock;
             self.marks.pop_front();
         }
-        self.passed != before
     }
 
     /// Waits for the newest event on its way. False where there is none or waiting failed.
@@ -184,7 +210,7 @@ impl Slot {
     /// All work on the device is known to be done.
     pub fn settle(&mut self, gpu: &mut impl Gpu) {
         self.passed = self.clock;
-        self.unmarked = (0, 0);
+        self.unmarked = 0;
         self.marks
             .drain(..)
             .for_each(|(event, _)| gpu.forget(event));
@@ -248,26 +274,30 @@ impl Slots {
     fn find(&mut self, key: StreamKey, group: GroupId, idle: u16) -> Option<u16> {
         if let Some(slot) = self.by_key.get(&(group, key)) {
             self.last = *slot;
+            self.list[*slot as usize].dead = false;
             return Some(*slot);
         }
         let slot = self.place(key, group, Some(idle))?;
+        // The per-thread default stream is one handle for many streams, and an id of 0 says nothing.
         if let Some(old) = self.by_handle.insert((group, key.handle), slot)
             && old != slot
-            && self.list[old as usize].key.handle == key.handle
+            && key.handle != PER_THREAD
+            && key.id != 0
         {
-            self.list[old as usize].dead = true;
+            let old = &mut self.list[old as usize];
+            old.dead = old.key.handle == key.handle && old.key.id != 0;
         }
         self.by_key.insert((group, key), slot);
         self.last = slot;
         Some(slot)
     }
 
-    /// A new slot, in the place of a dead one that holds nothing where there is one; so many
+    /// A new slot, in the place of one that holds nothing where there is one; so many
     /// streams that come and go cost no more than the most that held memory at once.
     fn place(&mut self, key: StreamKey, group: GroupId, idle: Option<u16>) -> Option<u16> {
-        let vacant = self.list.iter().position(|slot| {
-            slot.dead
-                && slot.live == 0
+        let vacant = (0..).zip(&self.list).position(|(at, slot)| {
+            (slot.dead || slot.idle != at)
+                && (slot.live, slot.users) == (0, 0)
                 && slot.bins.is_empty()
                 && slot.marks.is_empty()
                 && slot.passed == slot.clock
@@ -286,6 +316,7 @@ impl Slots {
                 *old = Slot {
                     clock,
                     passed: clock,
+                    released: clock,
                     ..new
                 };
                 if self.by_key.get(&key) == Some(&slot) {

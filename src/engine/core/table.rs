@@ -75,11 +75,11 @@ impl Table {
         let mut hole = self.home(address);
         loop {
             let entry = self.entries[hole & mask];
-            if entry.address == address {
-                break;
-            }
             if entry.address == 0 {
                 return NONE;
+            }
+            if entry.address == address {
+                break;
             }
             hole += 1;
         }

@@ -1,108 +1,131 @@
-//! What other streams still use: events on their way, blocks that wait for them, and waiting itself.
+//! What other streams still use: blocks that wait for them, events on their way, and waiting itself.
+//!
+//! Events are only ever recorded on a stream while the program passes it to an allocation or to
+//! [`Pool::record_use`], or if it is the default stream, which always exists. So nothing is asked of
+//! a stream that may have been destroyed, which the driver would not survive.
 
-use super::block::{BlockId, State};
-use super::gpu::{Event, Gpu};
-use super::pool::Pool;
+use super::block::{BlockId, NONE, State};
+use super::gpu::Gpu;
+use super::pool::{Pool, Unknown};
 use super::stream::StreamKey;
 
-/// Why a freed block is not free yet: what another stream must get past.
-enum Use {
-    Event(Event),
-    /// No event could be recorded; tried again later.
-    Stream(StreamKey),
-}
+/// The legacy default stream's handle.
+const DEFAULT: u64 = 0;
 
-/// A block that the program gave back while other streams may still use it.
+/// A block that the program gave back while other streams may still use it: what each of them has to
+/// get past.
 pub struct Pending {
     block: BlockId,
-    uses: Vec<Use>,
+    waits: Vec<(u16, u64)>,
 }
 
 impl<G: Gpu> Pool<G> {
-    /// A freed block that other streams were recorded on waits for events on them.
+    /// Notes that another stream uses the block, so that freeing it waits for that stream too.
+    pub fn record_use(&mut self, address: u64, stream: StreamKey) -> Result<(), Unknown> {
+        let id = self.table.get(address);
+        if id == NONE {
+            return Err(Unknown);
+        }
+        let own = self.slots.get(self.blocks[id].slot);
+        if own.key == stream {
+            return Ok(());
+        }
+        let (group, idle) = (own.group, own.idle);
+        let Some(slot) = self.slots.of(stream, group, idle) else {
+            // Too many streams: nobody gets the block before everything is done.
+            self.blocks[id].shared = true;
+            self.uses.entry(id).or_default().push(self.blocks[id].slot);
+            return Ok(());
+        };
+        self.blocks[id].shared = true;
+        let uses = self.uses.entry(id).or_default();
+        let other = self.slots.get_mut(slot);
+        if !uses.contains(&slot) {
+            uses.push(slot);
+            other.users += 1;
+        }
+        other.visit(u64::MAX, &mut self.gpu);
+        Ok(())
+    }
+
+    /// A freed block that other streams were recorded on waits for them.
     #[cold]
     #[inline(never)]
     pub(super) fn defer(&mut self, id: BlockId) {
-        let uses = self.uses.remove(&id).unwrap_or_default();
         self.blocks[id].state = State::Pending;
         self.counters.pending_bytes += self.blocks[id].size;
-        let uses = uses
+        let uses = self.uses.remove(&id).unwrap_or_default();
+        let waits = uses
             .into_iter()
-            .map(|stream| match self.gpu.record(stream) {
-                Some(event) => Use::Event(event),
-                None => Use::Stream(stream),
-            })
-            .collect();
-        self.pending.push_back(Pending { block: id, uses });
+            .map(|slot| (slot, self.slots.get_mut(slot).await_now()));
+        let waits = waits.collect();
+        self.pending.push(Pending { block: id, waits });
     }
 
-    /// Looks at the events on their way. True if any hole changed hands or any block came free.
-    pub(super) fn advance(&mut self, slot: u16) -> bool {
-        let mut changed = self.poll_pending();
-        if self.slots.streams() > 1 {
-            let Self { slots, gpu, .. } = self;
-            let mut passed = Vec::new();
-            for (other, it) in slots.streams_mut() {
-                if other != slot {
-                    it.mark(gpu);
-                }
-                if it.poll(gpu) {
-                    passed.push(other);
-                }
+    /// Looks at the events on their way, and lets go what they held up. True if any hole changed
+    /// hands or any block came free.
+    pub(super) fn advance(&mut self) -> bool {
+        if self.slots.streams() < 2 {
+            return false;
+        }
+        let Self { slots, gpu, .. } = self;
+        for (_, it) in slots.streams_mut() {
+            if it.key.handle == DEFAULT {
+                it.mark(gpu);
             }
-            for slot in passed {
-                changed |= self.release_passed(slot);
-            }
+            it.poll(gpu);
+        }
+        self.let_go()
+    }
+
+    /// What streams have got past, whoever found that out, becomes idle or free.
+    fn let_go(&mut self) -> bool {
+        let mut changed = self.finish_pending();
+        let due = self
+            .slots
+            .streams_mut()
+            .filter(|(_, it)| it.released != it.passed);
+        let due: Vec<u16> = due.map(|(slot, _)| slot).collect();
+        for slot in due {
+            changed |= self.release_passed(slot);
         }
         changed
     }
 
-    /// Frees blocks whose other uses are done, in the order of being freed; gives up after a few
-    /// that are not, so that many waiting blocks do not make every miss slow.
-    fn poll_pending(&mut self) -> bool {
-        let (mut at, mut waiting, mut changed) = (0, 0, false);
-        while at < self.pending.len() && waiting < 16 {
-            let Self { pending, gpu, .. } = self;
-            pending[at].uses.retain_mut(|other| {
-                if let Use::Stream(stream) = other
-                    && let Some(event) = gpu.record(*stream)
-                {
-                    *other = Use::Event(event);
-                }
-                match other {
-                    Use::Event(event) if gpu.passed(*event) => {
-                        gpu.forget(*event);
-                        false
-                    }
-                    _ => true,
-                }
-            });
-            if pending[at].uses.is_empty() {
-                if let Some(done) = self.pending.remove(at) {
-                    self.finish_pending(done.block);
-                    changed = true;
-                }
-            } else {
-                at += 1;
-                waiting += 1;
+    /// Frees the blocks whose other uses are done. True if there were any.
+    fn finish_pending(&mut self) -> bool {
+        let slots = &self.slots;
+        let is_done = |waiting: &Pending| {
+            waiting
+                .waits
+                .iter()
+                .all(|(slot, clock)| slots.get(*slot).passed >= *clock)
+        };
+        let (done, waiting) = std::mem::take(&mut self.pending)
+            .into_iter()
+            .partition(is_done);
+        self.pending = waiting;
+        let done: Vec<Pending> = done;
+        for Pending { block, waits } in &done {
+            for (slot, _) in waits {
+                let other = self.slots.get_mut(*slot);
+                other.users = other.users.saturating_sub(1);
             }
+            self.counters.pending_bytes -= self.blocks[*block].size;
+            self.retire(*block);
         }
-        changed
-    }
-
-    fn finish_pending(&mut self, id: BlockId) {
-        self.counters.pending_bytes -= self.blocks[id].size;
-        self.retire(id);
+        !done.is_empty()
     }
 
     /// Holes whose work is done become idle. True if there were any.
-    pub(super) fn release_passed(&mut self, slot: u16) -> bool {
+    fn release_passed(&mut self, slot: u16) -> bool {
         let mut changed = false;
         self.slots.get_mut(slot).keep_order(&mut self.blocks);
         loop {
             let it = self.slots.get_mut(slot);
             let passed = it.passed;
             let Some(id) = it.oldest().filter(|id| self.blocks[*id].detail <= passed) else {
+                it.released = passed;
                 it.forget_order();
                 return changed;
             };
@@ -114,36 +137,31 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
+    /// Whether memory is held up by a stream that is gone: only waiting for the device frees it.
+    pub(super) fn is_held_up(&self) -> bool {
+        self.slots
+            .iter()
+            .any(|(_, it)| it.dead && (!it.bins.is_empty() || it.awaited > it.passed))
+    }
+
     /// Waits until everything that was freed is idle. False where waiting is not possible.
     pub fn settle(&mut self) -> bool {
-        let busy = !self.pending.is_empty()
-            || self
-                .slots
-                .iter()
-                .any(|(slot, it)| slot != it.idle && it.passed != it.clock);
-        if !busy {
+        let busy = |(slot, it): (u16, &super::stream::Slot)| {
+            slot != it.idle && (it.passed != it.clock || !it.bins.is_empty())
+        };
+        if self.pending.is_empty() && !self.slots.iter().any(busy) {
             return true;
         }
         self.counters.syncs += 1;
         if !self.gpu.synchronize() {
             return false;
         }
-        for done in std::mem::take(&mut self.pending) {
-            for other in done.uses {
-                if let Use::Event(event) = other {
-                    self.gpu.forget(event);
-                }
-            }
-            self.finish_pending(done.block);
-        }
-        let Self { slots, gpu, .. } = self;
-        let mut all = Vec::new();
-        for (slot, it) in slots.streams_mut() {
-            it.settle(gpu);
-            all.push(slot);
-        }
-        for slot in all {
-            self.release_passed(slot);
+        // Twice: blocks that waited for other streams are freed on their own only now, and the work
+        // before that is done as well.
+        for _ in 0..2 {
+            let Self { slots, gpu, .. } = self;
+            slots.streams_mut().for_each(|(_, it)| it.settle(gpu));
+            self.let_go();
         }
         true
     }

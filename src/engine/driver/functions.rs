@@ -40,6 +40,8 @@ macro_rules! driver_functions {
             cuStreamDestroy_v2: fn(stream: CUstream);
             cuStreamGetId: fn(stream: CUstream, id: *mut c_ulonglong);
             cuStreamIsCapturing: fn(stream: CUstream, status: *mut c_uint);
+            cuStreamGetCtx: fn(stream: CUstream, context: *mut CUcontext);
+            cuThreadExchangeStreamCaptureMode: fn(mode: *mut CUstreamCaptureMode);
             cuStreamSynchronize: fn(stream: CUstream);
             cuStreamWaitEvent: fn(stream: CUstream, event: CUevent, flags: c_uint);
             cuMemsetD32Async: fn(address: CUdeviceptr, value: c_uint, count: usize, stream: CUstream);

@@ -1,6 +1,8 @@
 //! One device: its pool behind a lock.
 
-use super::gpu::{DriverGpu, Properties, stream_key};
+use super::gpu::{
+    DriverGpu, Properties, foreign_context, is_capturing, stream_key, synchronize_context,
+};
 use super::ledger::{Call, CallFigures, Ledger};
 use super::message;
 use super::settings::{RoundUp, Settings};
@@ -8,6 +10,7 @@ use super::shelf::Shelves;
 use crate::core::{Counters, GroupId, Policy, Pool, Refusal, SHARED, Shortage, StreamKey};
 use crate::driver::Functions;
 use parking_lot::{Mutex, MutexGuard};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -25,6 +28,13 @@ pub struct Route {
     pub filter: Box<dyn Fn(u64) -> bool + Send>,
 }
 
+/// A route in force.
+struct Routed {
+    route: Route,
+    /// Whether it serves a capture. Unknown, and so to be feared, until it has claimed something.
+    capture: Option<bool>,
+}
+
 struct Private {
     id: PoolId,
     group: GroupId,
@@ -34,7 +44,9 @@ struct Private {
 struct State {
     pool: Pool<DriverGpu>,
     private: Vec<Private>,
-    routes: Vec<Route>,
+    routes: Vec<Routed>,
+    /// Blocks that streams of other devices use, and those devices' contexts.
+    foreign: HashMap<u64, Vec<usize>>,
 }
 
 /// One device and its pool. Any thread may call anything; calls on one device take turns.
@@ -130,6 +142,7 @@ impl Device {
             pool: Pool::new(gpu, policy),
             private: Vec::new(),
             routes: Vec::new(),
+            foreign: HashMap::new(),
         };
         Ok(Device {
             ordinal,
@@ -164,7 +177,7 @@ impl Device {
     /// same size, else the device's lock and the pool's best fit.
     #[inline]
     pub fn allocate(&self, size: usize, stream: u64) -> Result<u64, OutOfMemory> {
-        let key = stream_key(&self.functions, stream);
+        let key = stream_key(&self.functions, self.properties.context, stream);
         if !self.routed.load(Relaxed)
             && let Some(address) = self.shelves.take(key, size as u64)
         {
@@ -181,8 +194,15 @@ impl Device {
     ) -> Result<u64, OutOfMemory> {
         let (requested, rounded) = (size as u64, self.round_up.round_up(size) as u64);
         let mut state = self.state.lock();
-        let group = state.group_for(stream);
+        let group = match state.routes.is_empty() {
+            true => SHARED,
+            false => self.routed(&mut state, stream),
+        };
         self.shelves.clear(key, &mut state.pool);
+        // To the pool a block on any shelf is in use; no peak may count it.
+        if state.pool.counters().would_peak(rounded, requested) {
+            self.shelves.clear_all(&mut state.pool);
+        }
         let address = match state.pool.allocate_free(rounded, requested, key, group) {
             Some(address) => address,
             None => self.search(&mut state, rounded, requested, key, group)?,
@@ -245,6 +265,12 @@ impl Device {
             return Err(UnknownPointer);
         }
         self.shelves.clear(key, &mut state.pool);
+        if !state.foreign.is_empty() {
+            // This device's events say nothing of another's streams.
+            for context in state.foreign.remove(&address).into_iter().flatten() {
+                synchronize_context(&self.functions, context);
+            }
+        }
         state
             .pool
             .free(address)
@@ -255,11 +281,16 @@ impl Device {
     /// Notes that another stream (by handle) uses the block: once freed, it is not used again
     /// before that stream's work up to then is done.
     pub fn record_use(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
-        let key = stream_key(&self.functions, stream);
+        let key = stream_key(&self.functions, self.properties.context, stream);
         let mut state = self.state.lock();
         let owner = state.pool.stream_of(address).ok_or(UnknownPointer)?;
         if !self.shelves.forget(owner, address) {
             return Err(UnknownPointer);
+        }
+        let context = self.properties.context;
+        if let Some(other) = foreign_context(&self.functions, context, stream) {
+            state.foreign.entry(address).or_default().push(other);
+            return Ok(());
         }
         state
             .pool
@@ -366,14 +397,17 @@ impl Device {
                 }
             },
         }
-        state.routes.push(route);
+        state.routes.push(Routed {
+            route,
+            capture: None,
+        });
         self.note_routes(&mut state);
     }
 
     /// No more allocations go to the private pool by its route.
     pub fn end_pool(&self, pool: PoolId) {
         let mut state = self.state.lock();
-        let ended = state.routes.iter().rposition(|route| route.pool == pool);
+        let ended = state.routes.iter().rposition(|it| it.route.pool == pool);
         // What the filter drops may call back; it goes after the lock.
         let route = ended.map(|at| state.routes.remove(at));
         self.note_routes(&mut state);
@@ -395,35 +429,39 @@ impl Device {
         }
     }
 
-    /// While allocations are routed a stream may be in capture, where nothing may wait or ask, and
-    /// shelves, which know nothing of routes, are passed by.
-    fn note_routes(&self, state: &mut State) {
-        let routed = !state.routes.is_empty();
-        self.routed.store(routed, Relaxed);
-        state.pool.gpu_mut().capturing = routed;
-    }
-}
-
-impl State {
-    #[inline]
-    fn group_for(&self, stream: u64) -> GroupId {
-        if self.routes.is_empty() {
-            SHARED
-        } else {
-            self.routed(stream)
-        }
-    }
-
+    /// The group that an allocation on the stream comes from while there are routes.
     #[cold]
-    fn routed(&self, stream: u64) -> GroupId {
-        let route = self
+    fn routed(&self, state: &mut State, stream: u64) -> GroupId {
+        // A filter asks the same of the stream, and would throw a C++ exception where the driver
+        // will not say.
+        let capturing = is_capturing(&self.functions, self.properties.context, stream);
+        let Some(capturing) = capturing else {
+            return SHARED;
+        };
+        let Some(routed) = state
             .routes
-            .iter()
+            .iter_mut()
             .rev()
-            .find(|route| (route.filter)(stream));
-        let private =
-            route.and_then(|route| self.private.iter().find(|private| private.id == route.pool));
+            .find(|it| (it.route.filter)(stream))
+        else {
+            return SHARED;
+        };
+        let id = routed.route.pool;
+        if routed.capture.is_none() {
+            routed.capture = Some(capturing);
+            self.note_routes(state);
+        }
+        let private = state.private.iter().find(|private| private.id == id);
         private.map_or(SHARED, |private| private.group)
+    }
+
+    /// Shelves know nothing of routes, and are passed by while there are any. In a capture nothing
+    /// may wait or ask; what was put off then is done after it.
+    fn note_routes(&self, state: &mut State) {
+        self.routed.store(!state.routes.is_empty(), Relaxed);
+        let capturing = state.routes.iter().any(|it| it.capture != Some(false));
+        state.pool.gpu_mut().capturing = capturing;
+        state.pool.trim_closing();
     }
 }
 

@@ -28,6 +28,14 @@ pub struct Properties {
     pub reachable_by: Vec<CUdevice>,
 }
 
+/// Something that the driver would not take back.
+#[derive(Clone, Copy)]
+enum Leftover {
+    Chunk { handle: Handle, size: u64 },
+    Segment { address: u64, size: u64 },
+    Mapping { address: u64, size: u64 },
+}
+
 /// The driver's side of one device's pool.
 pub struct DriverGpu {
     functions: Functions,
@@ -36,6 +44,8 @@ pub struct DriverGpu {
     access: Vec<CUmemAccessDesc>,
     /// Events to be used again, as addresses.
     events: Vec<usize>,
+    /// What the driver did not take back when it was asked to; asked again before more is taken.
+    leftovers: Vec<Leftover>,
     /// A stream is being captured: nothing may wait or ask.
     pub capturing: bool,
 }
@@ -139,7 +149,7 @@ fn refusal(status: u32) -> Result<(), Refusal> {
 /// The identity of a stream, given its handle. The default stream is never destroyed and needs
 /// no call; the per-thread one is named by its thread; for others the driver is asked.
 #[inline]
-pub fn stream_key(functions: &Functions, handle: u64) -> StreamKey {
+pub fn stream_key(functions: &Functions, context: usize, handle: u64) -> StreamKey {
     match handle {
         0 | LEGACY => StreamKey { handle: 0, id: 0 },
         PER_THREAD => StreamKey {
@@ -148,19 +158,64 @@ pub fn stream_key(functions: &Functions, handle: u64) -> StreamKey {
         },
         _ => StreamKey {
             handle,
-            id: stream_id(functions, handle),
+            id: stream_id(functions, context, handle),
         },
     }
 }
 
 /// 0 where the driver does not know the stream.
-fn stream_id(functions: &Functions, handle: u64) -> u64 {
+#[inline]
+fn stream_id(functions: &Functions, context: usize, handle: u64) -> u64 {
     let mut id = 0;
     // SAFETY: `id` outlives the call; the program vouches for the handle that it passed.
     match unsafe { (functions.cuStreamGetId)(handle as CUstream, &mut id) } {
         0 => id,
+        _ => stream_id_in(functions, context, handle),
+    }
+}
+
+/// The same on a thread that has no context yet.
+#[cold]
+fn stream_id_in(functions: &Functions, context: usize, handle: u64) -> u64 {
+    let _current = current(functions, context);
+    let mut id = 0;
+    // SAFETY: as above.
+    match unsafe { (functions.cuStreamGetId)(handle as CUstream, &mut id) } {
+        0 => id,
         _ => 0,
     }
+}
+
+/// Whether a stream is being captured; `None` where the driver will not say, as for the default
+/// stream while a stream that waits for it is.
+pub fn is_capturing(functions: &Functions, context: usize, handle: u64) -> Option<bool> {
+    let _current = current(functions, context);
+    let mut status = 0;
+    // SAFETY: `status` outlives the call; the program is using the stream just now.
+    match unsafe { (functions.cuStreamIsCapturing)(handle as CUstream, &mut status) } {
+        0 => Some(status != 0),
+        _ => None,
+    }
+}
+
+/// The context of another device that a stream belongs to; `None` where it is this device's, or a
+/// default stream, which is taken to be.
+pub fn foreign_context(functions: &Functions, context: usize, handle: u64) -> Option<usize> {
+    if handle <= PER_THREAD {
+        return None;
+    }
+    let _current = current(functions, context);
+    let mut owner: CUcontext = ptr::null_mut();
+    // SAFETY: `owner` outlives the call; the program is using the stream just now.
+    let status = unsafe { (functions.cuStreamGetCtx)(handle as CUstream, &mut owner) };
+    (status == 0 && owner as usize != context).then_some(owner as usize)
+}
+
+/// Waits for all work of a context.
+pub fn synchronize_context(functions: &Functions, context: usize) -> bool {
+    let _current = current(functions, context);
+    // SAFETY: no arguments.
+    unsafe { (functions.cuCtxSynchronize)() == 0 }
 }
 
 /// A number for this thread that no other thread ever had.
@@ -218,6 +273,7 @@ impl DriverGpu {
             ledger,
             access,
             events: Vec::new(),
+            leftovers: Vec::new(),
             capturing: false,
         }
     }
@@ -226,6 +282,36 @@ impl DriverGpu {
     fn call(&self, call: Call, body: impl FnOnce(&Functions) -> u32) -> u32 {
         let _current = current(&self.functions, self.properties.context);
         self.ledger.call(call, || body(&self.functions))
+    }
+
+    /// Gives something back, now or later.
+    fn give_back(&mut self, what: Leftover) {
+        let status = match what {
+            // SAFETY: each was made by the pool, which has forgotten it.
+            Leftover::Chunk { handle, .. } => {
+                self.call(Call::Release, |f| unsafe { (f.cuMemRelease)(handle) })
+            }
+            // SAFETY: as above.
+            Leftover::Segment { address, .. } => {
+                self.call(Call::Free, |f| unsafe { (f.cuMemFree_v2)(address) })
+            }
+            // SAFETY: as above.
+            Leftover::Mapping { address, size } => self.call(Call::Unmap, |f| unsafe {
+                (f.cuMemUnmap)(address, size as usize)
+            }),
+        };
+        match what {
+            _ if status != 0 => self.leftovers.push(what),
+            Leftover::Chunk { size, .. } | Leftover::Segment { size, .. } => self.ledger.give(size),
+            Leftover::Mapping { .. } => {}
+        }
+    }
+
+    /// Tries once more what could not be given back.
+    pub fn give_back_leftovers(&mut self) {
+        for what in std::mem::take(&mut self.leftovers) {
+            self.give_back(what);
+        }
     }
 
     /// Free and total bytes of the device, as the driver sees them.
@@ -261,6 +347,7 @@ impl Gpu for DriverGpu {
     }
 
     fn create(&mut self, size: u64) -> Result<Handle, Refusal> {
+        self.give_back_leftovers();
         if !self.ledger.allows(size) {
             return Err(Refusal::OverLimit);
         }
@@ -275,9 +362,10 @@ impl Gpu for DriverGpu {
     }
 
     fn release(&mut self, chunk: Handle, size: u64) {
-        // SAFETY: the pool created the chunk and forgets it now.
-        self.call(Call::Release, |f| unsafe { (f.cuMemRelease)(chunk) });
-        self.ledger.give(size);
+        self.give_back(Leftover::Chunk {
+            handle: chunk,
+            size,
+        });
     }
 
     fn reserve(&mut self, size: u64) -> Result<u64, Refusal> {
@@ -307,10 +395,7 @@ impl Gpu for DriverGpu {
             (f.cuMemSetAccess)(address, size as usize, access.as_ptr(), access.len())
         }));
         if result.is_err() {
-            // SAFETY: mapped just now and used by nothing.
-            self.call(Call::Unmap, |f| unsafe {
-                (f.cuMemUnmap)(address, size as usize)
-            });
+            self.give_back(Leftover::Mapping { address, size });
         }
         result
     }
@@ -326,36 +411,36 @@ impl Gpu for DriverGpu {
         if !self.ledger.allows(size) {
             return Err(Refusal::OverLimit);
         }
+        self.give_back_leftovers();
         let mut address = 0;
-        // SAFETY: `address` outlives the call.
+        // A capture on any stream forbids the call, unless this thread says that it knows better:
+        // the memory is no part of the graph. PyTorch's allocator does the same.
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: `address` and `mode` outlive the calls; the second exchange undoes the first.
         refusal(self.call(Call::Alloc, |f| unsafe {
-            (f.cuMemAlloc_v2)(&mut address, size as usize)
+            (f.cuThreadExchangeStreamCaptureMode)(&mut mode);
+            let status = (f.cuMemAlloc_v2)(&mut address, size as usize);
+            (f.cuThreadExchangeStreamCaptureMode)(&mut mode);
+            status
         }))?;
         self.ledger.take(size);
         Ok(address)
     }
 
     fn free(&mut self, address: u64, size: u64) {
-        // SAFETY: the pool allocated the segment and forgets it now.
-        self.call(Call::Free, |f| unsafe { (f.cuMemFree_v2)(address) });
-        self.ledger.give(size);
+        self.give_back(Leftover::Segment { address, size });
     }
 
     fn record(&mut self, stream: StreamKey) -> Option<Event> {
-        // Another thread's default stream cannot be named here; a stream whose handle has come
-        // back is another one, and one that is being captured would take the event into its graph.
-        let here = match stream.handle {
-            PER_THREAD => stream.id == thread_number(),
-            0 => true,
-            handle => stream_id(&self.functions, handle) == stream.id,
-        };
+        // Another thread's default stream cannot be named here.
+        let here = stream.handle != PER_THREAD || stream.id == thread_number();
         if !here || self.capturing {
             return None;
         }
         let _current = current(&self.functions, self.properties.context);
         let handle = stream.handle as CUstream;
         let mut capture = 0;
-        // SAFETY: `capture` outlives the call; the stream exists, as was asked above.
+        // SAFETY: `capture` outlives the call; the program is using the stream just now.
         let known = unsafe { (self.functions.cuStreamIsCapturing)(handle, &mut capture) } == 0;
         if !known || capture != 0 {
             return None;
@@ -405,6 +490,10 @@ impl Gpu for DriverGpu {
 
     fn forget(&mut self, event: Event) {
         self.events.push(event as usize);
+    }
+
+    fn may_wait(&self) -> bool {
+        !self.capturing
     }
 
     fn synchronize(&mut self) -> bool {

@@ -115,7 +115,7 @@ impl Shelves {
         // it got the block back, would hand the same one out again; any other would be lost to the
         // holes beside it, which costs memory (llama_serve: 1.016 instead of 1.009).
         let fits = item.size <= crate::core::SMALL || shelf.last == address;
-        if item.address != address || length == LENGTH || !fits {
+        if address == 0 || item.address != address || length == LENGTH || !fits {
             return false;
         }
         shelf.tracked[track] = Item::default();
@@ -154,6 +154,7 @@ impl Shelves {
             requested,
             size,
         };
+        shelf.last = address;
     }
 
     /// Forgets a block in use, which is going back to the pool or must not come here any more.

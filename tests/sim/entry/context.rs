@@ -14,7 +14,7 @@ const HANDLE_STEP: u64 = 0x1000;
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_CONTEXT;
 
-fn handle(device: usize) -> CUcontext {
+pub(super) fn handle(device: usize) -> CUcontext {
     (FIRST_HANDLE + device as u64 * HANDLE_STEP) as CUcontext
 }
 

@@ -1,10 +1,13 @@
 //! Streams.
 
 use crate::call::{call, give, wanted};
+use crate::context;
 use crate::failure::Function;
 use crate::stream::Kind;
 use crate::work::Work;
-use cudarc::driver::sys::{CUevent, CUresult, CUstream, CUstreamCaptureStatus};
+use cudarc::driver::sys::{
+    CUcontext, CUevent, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+};
 use std::ffi::{c_uint, c_ulonglong};
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
@@ -64,6 +67,30 @@ pub unsafe extern "C" fn cuStreamIsCapturing(stream: CUstream, status: *mut c_ui
         };
         // SAFETY: the module's contract.
         unsafe { give(status, answer as c_uint) }
+    })
+}
+
+/// The context that a stream belongs to: its device's primary one. The default streams belong to
+/// the current one.
+pub unsafe extern "C" fn cuStreamGetCtx(stream: CUstream, to: *mut CUcontext) -> u32 {
+    call(Function::cuStreamGetCtx, |session| {
+        let slot = session.state.stream("cuStreamGetCtx", stream)?;
+        let device = session.state.streams.get(slot).device;
+        // SAFETY: the module's contract.
+        unsafe { give(to, super::context::handle(device)) }
+    })
+}
+
+/// Exchanges what the calling thread may call while a stream captures.
+pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) -> u32 {
+    call(Function::cuThreadExchangeStreamCaptureMode, |_| {
+        wanted(mode)?;
+        // SAFETY: the module's contract; the enum is a 32-bit number.
+        unsafe {
+            let number = mode.cast::<u32>();
+            number.write(context::exchange_capture_mode(number.read()));
+        }
+        Ok(())
     })
 }
 
