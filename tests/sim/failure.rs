@@ -21,7 +21,7 @@ functions! {
     cuMemGetInfo_v2 cuMemAlloc_v2 cuMemFree_v2
     cuMemGetAllocationGranularity cuMemAddressReserve cuMemAddressFree cuMemCreate cuMemRelease
     cuMemMap cuMemUnmap cuMemSetAccess
-    cuEventCreate cuEventRecord cuEventQuery cuEventSynchronize cuEventDestroy_v2
+    cuEventCreate cuEventRecord cuCtxRecordEvent cuEventQuery cuEventSynchronize cuEventDestroy_v2
     cuStreamCreate cuStreamDestroy_v2 cuStreamGetId cuStreamIsCapturing cuStreamGetCtx cuThreadExchangeStreamCaptureMode cuStreamSynchronize
     cuStreamQuery cuStreamWaitEvent
     cuMemsetD32Async cuMemcpyDtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyHtoDAsync_v2

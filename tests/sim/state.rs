@@ -137,12 +137,17 @@ impl State {
         }
     }
 
-    /// The slot a stream handle means on this thread.
+    /// The slot a stream handle means on this thread. Created streams need no current context.
     pub fn stream(&mut self, function: &str, handle: CUstream) -> Answer<u32> {
-        let device = self.device()?;
         match handle as u64 {
-            0 | LEGACY => Ok(self.streams.legacy(device)),
-            PER_THREAD => Ok(self.streams.per_thread(context::thread(), device)),
+            0 | LEGACY => {
+                let device = self.device()?;
+                Ok(self.streams.legacy(device))
+            }
+            PER_THREAD => {
+                let device = self.device()?;
+                Ok(self.streams.per_thread(context::thread(), device))
+            }
             handle => self.streams.named(handle).ok_or_else(|| {
                 let stale = "of a stream that was destroyed or never created";
                 self.violation(format!("{function} with handle {handle:#x} {stale}"));

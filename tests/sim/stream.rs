@@ -92,6 +92,8 @@ pub(crate) struct Streams {
     handles: Vec<Option<u32>>,
     free_handles: Vec<u32>,
     per_thread: HashMap<(u64, usize), u32>,
+    /// By device: the stream that gathers the ends of all others for `cuCtxRecordEvent`.
+    gatherers: HashMap<usize, u32>,
     /// Destroyed streams whose slots may still matter, and slots that don't.
     retiring: VecDeque<u32>,
     spare: Vec<u32>,
@@ -106,6 +108,7 @@ impl Streams {
             handles: Vec::new(),
             free_handles: Vec::new(),
             per_thread: HashMap::new(),
+            gatherers: HashMap::new(),
             retiring: VecDeque::new(),
             spare: Vec::new(),
             active: Vec::new(),
@@ -136,6 +139,24 @@ impl Streams {
         let slot = self.open(PER_THREAD, device, Kind::Blocking);
         self.per_thread.insert((thread, device), slot);
         slot
+    }
+
+    /// A device's gathering stream, which no handle names.
+    pub fn gatherer(&mut self, device: usize) -> u32 {
+        if let Some(slot) = self.gatherers.get(&device) {
+            return *slot;
+        }
+        let slot = self.open(u64::MAX, device, Kind::NonBlocking);
+        self.gatherers.insert(device, slot);
+        slot
+    }
+
+    /// Every stream of a device but the gathering one, destroyed ones included.
+    pub fn of_device(&self, device: usize) -> Vec<u32> {
+        let gatherer = self.gatherers.get(&device).copied();
+        (0..self.slots.len() as u32)
+            .filter(|slot| self.get(*slot).device == device && Some(*slot) != gatherer)
+            .collect()
     }
 
     /// The stream a created handle names now.

@@ -194,7 +194,7 @@ impl<G: Gpu> Pool<G> {
                     "slot {slot} lists block {id}"
                 );
                 hold!(
-                    slot == it.idle || block.detail <= it.clock,
+                    slot == it.idle || block.detail <= self.clock.now,
                     "block {id} was freed in the future"
                 );
                 hold!(listed.insert(id), "block {id} is listed twice");

@@ -19,13 +19,12 @@ pub struct Chunk {
     pub stale: u32,
 }
 
-/// An old mapping: still up, not used by any block, to be taken down once `slot` has got past
-/// `until`.
+/// An old mapping: still up, not used by any block, to be taken down once the clock has
+/// passed `until`.
 #[derive(Clone, Copy)]
 pub struct Stale {
     pub chunk: ChunkId,
     pub address: u64,
-    pub slot: u16,
     pub until: u64,
 }
 

@@ -1,5 +1,7 @@
 //! What the pool asks of a GPU. The runtime implements it over a driver table; tests over a toy.
 
+use super::stream::StreamKey;
+
 /// A chunk of physical memory, as the driver names it.
 pub type Handle = u64;
 
@@ -50,9 +52,10 @@ pub trait Gpu {
     /// Gives plain device memory back. The caller knows that no work uses it any more.
     fn free(&mut self, address: u64, size: u64);
 
-    /// Marks the present end of the work on a stream. `None` where that is not possible just now
-    /// (the stream is being captured, has been destroyed, or belongs to another thread).
-    fn record(&mut self, stream: crate::core::StreamKey) -> Option<Event>;
+    /// Marks the present end of all work on the device, on every stream, also on those that have been
+    /// destroyed. `by` is the stream that the program is asking for memory on. `None` where that is
+    /// not possible just now: it would break a capture.
+    fn record(&mut self, by: StreamKey) -> Option<Event>;
     /// Whether all work before the event is done. Never waits.
     fn passed(&mut self, event: Event) -> bool;
     /// Waits until all work before the event is done. False where waiting is not possible.

@@ -152,9 +152,10 @@ impl<G: Gpu> Pool<G> {
             }
         }
         if !chosen.is_empty() {
-            let own = self.slots.get_mut(slot);
+            let own = self.slots.get(slot);
             let id = own.group;
-            own.mark(&mut self.gpu);
+            let by = own.key;
+            self.clock.mark(by, &mut self.gpu);
             let bound = (self.groups[id as usize].chunks.len() / 2).max(256);
             self.unmap_stale(bound, id);
         }
@@ -188,8 +189,7 @@ impl<G: Gpu> Pool<G> {
         group.chunks.stale.push_back(Stale {
             chunk: id,
             address: chunk.home,
-            slot: owner,
-            until,
+            until: if owner == group.idle { 0 } else { until },
         });
         counters.stitches += 1;
         counters.stitched_bytes += chunk.size;
@@ -326,7 +326,7 @@ impl<G: Gpu> Pool<G> {
     /// may still be in use.
     fn unmap_stale(&mut self, bound: usize, id: GroupId) {
         let Self {
-            slots,
+            clock,
             gpu,
             counters,
             groups,
@@ -341,15 +341,14 @@ impl<G: Gpu> Pool<G> {
             let Some(old) = group.chunks.stale.front().copied() else {
                 return;
             };
-            let it = slots.get_mut(old.slot);
-            if old.slot != group.idle && it.passed < old.until {
+            if clock.passed < old.until {
                 if !polled {
                     polled = true;
-                    it.poll(gpu);
+                    clock.poll(gpu);
                     continue;
                 }
                 // Far beyond the bound it is time to wait.
-                if group.chunks.stale.len() < bound * 4 || !it.wait(gpu) {
+                if group.chunks.stale.len() < bound * 4 || !clock.wait(gpu) {
                     return;
                 }
                 continue;

@@ -8,11 +8,11 @@ use super::chunk::ChunkId;
 use super::counters::Counters;
 use super::gpu::{Gpu, Refusal};
 use super::group::{Group, GroupId, SHARED};
-use super::stream::{Slots, StreamKey};
+use super::stream::{Clock, Slots, StreamKey};
 use super::table::Table;
 use super::wait::Pending;
 use super::{BLOCK, LARGEST_REQUEST};
-use std::collections::HashMap;
+use std::collections::VecDeque;
 
 /// What may be tuned.
 #[derive(Clone, Copy, Debug)]
@@ -65,9 +65,9 @@ pub struct Pool<G> {
     pub(super) table: Table,
     pub(super) slots: Slots,
     pub(super) groups: Vec<Group>,
-    /// Streams recorded on live blocks.
-    pub(super) uses: HashMap<BlockId, Vec<u16>>,
-    pub(super) pending: Vec<Pending>,
+    /// In the order of being freed.
+    pub(super) pending: VecDeque<Pending>,
+    pub(super) clock: Clock,
     pub(super) counters: Counters,
     /// A closing group may have become free.
     ripe: bool,
@@ -94,8 +94,8 @@ impl<G: Gpu> Pool<G> {
             table: Table::new(),
             slots,
             groups: vec![Group::new(idle, granularity)],
-            uses: HashMap::new(),
-            pending: Vec::new(),
+            pending: VecDeque::new(),
+            clock: Clock::new(),
             counters: Counters::default(),
             ripe: false,
             chosen: Vec::new(),
@@ -149,10 +149,7 @@ impl<G: Gpu> Pool<G> {
             return None;
         }
         self.counters.hits += 1;
-        if self.slots.streams() > 1 {
-            let share = self.groups[group as usize].reserved / 256;
-            self.slots.get_mut(slot).visit(share, &mut self.gpu);
-        }
+        self.keep_time(stream, self.groups[group as usize].reserved);
         Some(self.hand_out(hole, size, requested, slot))
     }
 
@@ -285,7 +282,7 @@ impl<G: Gpu> Pool<G> {
             self.gpu.unreserve(start, size);
         }
         group.closed = true;
-        self.slots.remove_group(id, &mut self.gpu);
+        self.slots.remove_group(id);
     }
 
     /// Bytes of the largest free range, whoever's it is.
@@ -302,10 +299,8 @@ impl<G: Gpu> Pool<G> {
     #[cold]
     #[inline(never)]
     fn find_harder(&mut self, size: u64, slot: u16) -> Result<BlockId, Shortage> {
-        // 2. What other streams' passed events have made idle. A stream that is gone leaves no
-        // event behind; what it held is worth a wait.
-        self.slots.get_mut(slot).mark(&mut self.gpu);
-        if self.advance() || (self.is_held_up() && self.settle()) {
+        // 2. What other streams' passed events have made idle.
+        if self.advance(self.slots.get(slot).key) {
             let hole = self.fit(size, slot);
             if hole != NONE {
                 self.counters.hits += 1;
@@ -424,23 +419,21 @@ impl<G: Gpu> Pool<G> {
     /// A block that nothing but its own stream's earlier work uses becomes a hole.
     #[inline]
     pub(super) fn retire(&mut self, id: BlockId) {
+        let clock = self.clock.tick(self.blocks[id].size);
+        self.retire_at(id, clock);
+    }
+
+    /// The same for a block that was freed at an earlier time.
+    #[inline]
+    pub(super) fn retire_at(&mut self, id: BlockId, clock: u64) {
         let (size, slot) = (self.blocks[id].size, self.blocks[id].slot);
         self.counters.retired(size);
-        let several = self.slots.streams() > 1;
         let owner = self.slots.get_mut(slot);
-        let group_id = owner.group;
-        let group = &mut self.groups[group_id as usize];
-        group.live -= size;
-        let closing = group.closing;
         owner.live -= 1;
-        owner.clock += 1;
-        let clock = owner.clock;
-        // With one stream nobody else waits for its events.
-        if several {
-            owner.unmarked += size;
-        }
+        let group = &mut self.groups[owner.group as usize];
+        group.live -= size;
+        self.ripe |= group.closing && group.live == 0;
         self.add_hole(id, slot, clock);
-        self.ripe |= closing && self.groups[group_id as usize].live == 0;
     }
 
     /// Puts a node back as a hole, joined with the holes beside it that it may be joined with.

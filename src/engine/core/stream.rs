@@ -1,10 +1,12 @@
-//! Streams: whose holes are whose, and how far each stream's work has got.
+//! Streams: whose holes are whose, and how far the device's work has got.
 //!
 //! A hole belongs to the *slot* of the stream that freed it: that stream may take it at once,
 //! because its own later work runs after its earlier work. Each group has one more slot, *idle*:
-//! holes whose old work is known to be done, which any stream may take. Each slot counts the memory freed on it; an
-//! event recorded on the stream covers all that was freed before, and moves it to idle once it
-//! has passed.
+//! holes whose old work is known to be done, which any stream may take.
+//!
+//! What is done the [`Clock`] knows. It counts the frees; an event recorded on the whole context
+//! covers all that was freed before it, whichever stream used it, and even one that has been
+//! destroyed since.
 
 use super::bins::Bins;
 use super::block::{BlockId, Blocks, NONE};
@@ -22,8 +24,86 @@ pub struct StreamKey {
     pub id: u64,
 }
 
-/// `CU_STREAM_PER_THREAD` of `cuda.h`.
-const PER_THREAD: u64 = 2;
+/// Counts what is freed on a device, and knows how much of it is done.
+pub struct Clock {
+    /// What was freed so far.
+    pub now: u64,
+    /// The work before all that was freed up to here is done.
+    pub passed: u64,
+    /// What passed has been made idle up to here.
+    pub released: u64,
+    /// Bytes freed since the last mark.
+    pub unmarked: u64,
+    /// Events on their way, in order, and what each of them covers.
+    marks: VecDeque<(Event, u64)>,
+}
+
+impl Clock {
+    pub fn new() -> Self {
+        Clock {
+            now: 0,
+            passed: 0,
+            released: 0,
+            unmarked: 0,
+            marks: VecDeque::new(),
+        }
+    }
+
+    /// Counts a free. Returns what has to pass before its memory is idle.
+    #[inline]
+    pub fn tick(&mut self, size: u64) -> u64 {
+        self.now += 1;
+        self.unmarked += size;
+        self.now
+    }
+
+    /// Records an event that covers all that has been freed so far. `by` is the stream that the
+    /// program is asking for memory on.
+    pub fn mark(&mut self, by: StreamKey, gpu: &mut impl Gpu) {
+        let marked = self.marks.back().map_or(self.passed, |mark| mark.1);
+        if self.now > marked
+            && let Some(event) = gpu.record(by)
+        {
+            self.marks.push_back((event, self.now));
+            self.unmarked = 0;
+        }
+    }
+
+    /// Asks the events on their way.
+    pub fn poll(&mut self, gpu: &mut impl Gpu) {
+        while let Some((event, clock)) = self.marks.front().copied() {
+            if !gpu.passed(event) {
+                break;
+            }
+            gpu.forget(event);
+            self.passed = clock;
+            self.marks.pop_front();
+        }
+    }
+
+    /// Waits for the newest event on its way. False where there is none or waiting failed.
+    pub fn wait(&mut self, gpu: &mut impl Gpu) -> bool {
+        match self.marks.back().copied() {
+            Some((event, clock)) if gpu.wait(event) => {
+                self.passed = clock;
+                self.marks
+                    .drain(..)
+                    .for_each(|(event, _)| gpu.forget(event));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// All work on the device is known to be done.
+    pub fn settle(&mut self, gpu: &mut impl Gpu) {
+        self.passed = self.now;
+        self.unmarked = 0;
+        self.marks
+            .drain(..)
+            .for_each(|(event, _)| gpu.forget(event));
+    }
+}
 
 /// A stream that the pool has seen, and its holes.
 pub struct Slot {
@@ -32,28 +112,14 @@ pub struct Slot {
     /// The slot of the group's idle memory; this one, if it is that itself.
     pub idle: u16,
     pub bins: Bins,
-    /// Counts what was freed on the stream.
-    pub clock: u64,
-    /// What was freed up to here is done.
-    pub passed: u64,
-    /// Events on their way and the clock that each of them covers, in order.
-    marks: VecDeque<(Event, u64)>,
-    /// Bytes freed since the last mark.
-    pub unmarked: u64,
-    /// Some freed block waits for the slot to get past this.
-    pub awaited: u64,
-    /// What passed has been made idle up to here.
-    pub released: u64,
-    /// Blocks in use, or waiting, that the stream was recorded on.
-    pub users: u64,
+    /// Blocks handed out, or freed but still used elsewhere, that will come back to the slot.
+    pub live: u64,
     /// The slot's holes in the order of being freed, kept from when it is first asked for.
     pub ordered: bool,
     oldest: BlockId,
     newest: BlockId,
-    /// Blocks handed out, or freed but still used elsewhere, that will come back to the slot.
-    pub live: u64,
-    /// The stream is gone: its handle has come back for another one.
-    pub dead: bool,
+    /// The slot's group is gone.
+    dead: bool,
 }
 
 impl Slot {
@@ -63,17 +129,10 @@ impl Slot {
             group,
             idle,
             bins: Bins::new(),
-            clock: 0,
-            passed: 0,
-            marks: VecDeque::new(),
-            unmarked: 0,
-            awaited: 0,
-            released: 0,
-            users: 0,
+            live: 0,
             ordered: false,
             oldest: NONE,
             newest: NONE,
-            live: 0,
             dead: false,
         }
     }
@@ -136,85 +195,6 @@ impl Slot {
     pub fn oldest(&self) -> Option<BlockId> {
         (self.oldest != NONE).then_some(self.oldest)
     }
-
-    /// What the newest mark covers.
-    fn marked(&self) -> u64 {
-        self.marks.back().map_or(self.passed, |mark| mark.1)
-    }
-
-    /// Records an event that covers all that has been freed on the stream so far. Only to be called
-    /// while the program itself is using the stream: at any other time it may be gone, and the
-    /// driver does not survive being handed a stream that is.
-    pub fn mark(&mut self, gpu: &mut impl Gpu) {
-        if self.clock > self.marked()
-            && let Some(event) = gpu.record(self.key)
-        {
-            self.marks.push_back((event, self.clock));
-            self.unmarked = 0;
-        }
-    }
-
-    /// The program is using the stream. If others may be waiting for what was freed on it, an event
-    /// is recorded: at once where a block waits, else once `share` bytes have come together, often
-    /// enough for others to have them soon and seldom enough for the event (200 ns on an H100) to be
-    /// lost among the frees.
-    #[inline]
-    pub fn visit(&mut self, share: u64, gpu: &mut impl Gpu) {
-        if self.unmarked > share || self.awaited > self.passed {
-            self.visit_marking(gpu);
-        }
-    }
-
-    #[cold]
-    fn visit_marking(&mut self, gpu: &mut impl Gpu) {
-        self.poll(gpu);
-        if self.unmarked > 0 || self.awaited > self.marked() {
-            self.mark(gpu);
-        }
-    }
-
-    /// Something will wait until all that the stream was given so far is done. Returns the clock
-    /// that stands for it.
-    pub fn await_now(&mut self) -> u64 {
-        self.clock += 1;
-        self.awaited = self.clock;
-        self.clock
-    }
-
-    /// Asks the events on their way.
-    pub fn poll(&mut self, gpu: &mut impl Gpu) {
-        while let Some((event, clock)) = self.marks.front().copied() {
-            if !gpu.passed(event) {
-                break;
-            }
-            gpu.forget(event);
-            self.passed = clock;
-            self.marks.pop_front();
-        }
-    }
-
-    /// Waits for the newest event on its way. False where there is none or waiting failed.
-    pub fn wait(&mut self, gpu: &mut impl Gpu) -> bool {
-        match self.marks.back().copied() {
-            Some((event, clock)) if gpu.wait(event) => {
-                self.passed = clock;
-                self.marks
-                    .drain(..)
-                    .for_each(|(event, _)| gpu.forget(event));
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// All work on the device is known to be done.
-    pub fn settle(&mut self, gpu: &mut impl Gpu) {
-        self.passed = self.clock;
-        self.unmarked = 0;
-        self.marks
-            .drain(..)
-            .for_each(|(event, _)| gpu.forget(event));
-    }
 }
 
 /// Every slot.
@@ -222,7 +202,6 @@ pub struct Slots {
     list: Vec<Slot>,
     last: u16,
     by_key: HashMap<(GroupId, StreamKey), u16>,
-    by_handle: HashMap<(GroupId, u64), u16>,
     /// How many slots are streams'.
     streams: usize,
 }
@@ -233,7 +212,6 @@ impl Slots {
             list: Vec::new(),
             last: 0,
             by_key: HashMap::new(),
-            by_handle: HashMap::new(),
             streams: 0,
         }
     }
@@ -248,18 +226,16 @@ impl Slots {
     }
 
     /// The group is gone: its slots hold nothing and may be used again.
-    pub fn remove_group(&mut self, group: GroupId, gpu: &mut impl Gpu) {
-        for slot in self.list.iter_mut().filter(|slot| slot.group == group) {
-            slot.settle(gpu);
-            slot.dead = true;
-        }
+    pub fn remove_group(&mut self, group: GroupId) {
+        self.list
+            .iter_mut()
+            .filter(|slot| slot.group == group)
+            .for_each(|slot| slot.dead = true);
         self.by_key.retain(|(of, _), _| *of != group);
-        self.by_handle.retain(|(of, _), _| *of != group);
     }
 
-    /// The slot of a stream in a group; a new one for a stream not seen before. If the handle was
-    /// another stream's before, that one is known to be dead now. `None` when there are 65,535
-    /// slots that hold memory.
+    /// The slot of a stream in a group; a new one for a stream not seen before. `None` when there
+    /// are 65,535 slots that hold memory.
     #[inline]
     pub fn of(&mut self, key: StreamKey, group: GroupId, idle: u16) -> Option<u16> {
         let last = &self.list[self.last as usize];
@@ -272,22 +248,14 @@ impl Slots {
     #[cold]
     #[inline(never)]
     fn find(&mut self, key: StreamKey, group: GroupId, idle: u16) -> Option<u16> {
-        if let Some(slot) = self.by_key.get(&(group, key)) {
-            self.last = *slot;
-            self.list[*slot as usize].dead = false;
-            return Some(*slot);
-        }
-        let slot = self.place(key, group, Some(idle))?;
-        // The per-thread default stream is one handle for many streams, and an id of 0 says nothing.
-        if let Some(old) = self.by_handle.insert((group, key.handle), slot)
-            && old != slot
-            && key.handle != PER_THREAD
-            && key.id != 0
-        {
-            let old = &mut self.list[old as usize];
-            old.dead = old.key.handle == key.handle && old.key.id != 0;
-        }
-        self.by_key.insert((group, key), slot);
+        let slot = match self.by_key.get(&(group, key)) {
+            Some(slot) => *slot,
+            None => {
+                let slot = self.place(key, group, Some(idle))?;
+                self.by_key.insert((group, key), slot);
+                slot
+            }
+        };
         self.last = slot;
         Some(slot)
     }
@@ -296,11 +264,7 @@ impl Slots {
     /// streams that come and go cost no more than the most that held memory at once.
     fn place(&mut self, key: StreamKey, group: GroupId, idle: Option<u16>) -> Option<u16> {
         let vacant = (0..).zip(&self.list).position(|(at, slot)| {
-            (slot.dead || slot.idle != at)
-                && (slot.live, slot.users) == (0, 0)
-                && slot.bins.is_empty()
-                && slot.marks.is_empty()
-                && slot.passed == slot.clock
+            (slot.dead || slot.idle != at) && slot.live == 0 && slot.bins.is_empty()
         });
         let at = vacant.unwrap_or(self.list.len());
         let slot = u16::try_from(at).ok().filter(|slot| *slot < u16::MAX)?;
@@ -309,18 +273,10 @@ impl Slots {
         match vacant {
             None => self.list.push(new),
             Some(at) => {
-                let old = &mut self.list[at];
-                let (key, clock) = ((old.group, old.key), old.clock);
+                let old = std::mem::replace(&mut self.list[at], new);
                 self.streams -= usize::from(old.idle != slot);
-                // Old mappings may still wait for this clock, so it goes on.
-                *old = Slot {
-                    clock,
-                    passed: clock,
-                    released: clock,
-                    ..new
-                };
-                if self.by_key.get(&key) == Some(&slot) {
-                    self.by_key.remove(&key);
+                if self.by_key.get(&(old.group, old.key)) == Some(&slot) {
+                    self.by_key.remove(&(old.group, old.key));
                 }
             }
         }

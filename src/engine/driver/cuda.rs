@@ -25,7 +25,7 @@ pub fn cuda() -> Result<Functions, String> {
         let address = unsafe { libc::dlsym(library, symbol.as_ptr()) };
         match address.is_null() {
             true => Err(format!(
-                "the CUDA driver has no {name}: it is older than CUDA 12.0"
+                "the CUDA driver has no {name}: it is older than CUDA 12.5"
             )),
             false => Ok(address),
         }

@@ -33,6 +33,7 @@ macro_rules! driver_functions {
             cuMemSetAccess: fn(address: CUdeviceptr, size: usize, access: *const CUmemAccessDesc, count: usize);
             cuEventCreate: fn(event: *mut CUevent, flags: c_uint);
             cuEventRecord: fn(event: CUevent, stream: CUstream);
+            cuCtxRecordEvent: fn(context: CUcontext, event: CUevent);
             cuEventQuery: fn(event: CUevent);
             cuEventSynchronize: fn(event: CUevent);
             cuEventDestroy_v2: fn(event: CUevent);

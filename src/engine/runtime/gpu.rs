@@ -431,20 +431,13 @@ impl Gpu for DriverGpu {
         self.give_back(Leftover::Segment { address, size });
     }
 
-    fn record(&mut self, stream: StreamKey) -> Option<Event> {
-        // Another thread's default stream cannot be named here.
-        let here = stream.handle != PER_THREAD || stream.id == thread_number();
-        if !here || self.capturing {
+    fn record(&mut self, by: StreamKey) -> Option<Event> {
+        // Recording on the context would end any capture on it, with an error.
+        let context = self.properties.context;
+        if self.capturing || is_capturing(&self.functions, context, by.handle) != Some(false) {
             return None;
         }
-        let _current = current(&self.functions, self.properties.context);
-        let handle = stream.handle as CUstream;
-        let mut capture = 0;
-        // SAFETY: `capture` outlives the call; the program is using the stream just now.
-        let known = unsafe { (self.functions.cuStreamIsCapturing)(handle, &mut capture) } == 0;
-        if !known || capture != 0 {
-            return None;
-        }
+        let _current = current(&self.functions, context);
         let event = match self.events.pop() {
             Some(event) => event,
             None => {
@@ -457,9 +450,9 @@ impl Gpu for DriverGpu {
                 event as usize
             }
         };
-        // SAFETY: an event of ours and a stream of the same context.
+        // SAFETY: an event of this context, which was retained.
         let status = self.ledger.call(Call::Record, || unsafe {
-            (self.functions.cuEventRecord)(event as CUevent, handle)
+            (self.functions.cuCtxRecordEvent)(context as CUcontext, event as CUevent)
         });
         if status != 0 {
             self.events.push(event);

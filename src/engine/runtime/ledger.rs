@@ -32,7 +32,7 @@ calls! {
     FreeAddress = "cuMemAddressFree",
     Alloc = "cuMemAlloc",
     Free = "cuMemFree",
-    Record = "cuEventRecord",
+    Record = "cuCtxRecordEvent",
     Query = "cuEventQuery",
     Synchronize = "cuCtxSynchronize",
 }

@@ -19,7 +19,7 @@ pub(super) fn handle(device: usize) -> CUcontext {
 }
 
 /// The device of a context that is retained.
-fn device_of(session: &Session<'_>, context: CUcontext) -> Answer<usize> {
+pub(super) fn device_of(session: &Session<'_>, context: CUcontext) -> Answer<usize> {
     let distance = (context as u64).checked_sub(FIRST_HANDLE).ok_or(INVALID)?;
     let device = (distance / HANDLE_STEP) as usize;
     match session.state.devices.get(device) {

@@ -4,7 +4,7 @@ use crate::call::{call, give, wanted};
 use crate::event::Event;
 use crate::failure::Function;
 use crate::work::Work;
-use cudarc::driver::sys::{CUevent, CUresult, CUstream};
+use cudarc::driver::sys::{CUcontext, CUevent, CUresult, CUstream};
 use std::ffi::c_uint;
 
 /// Creates an event of the current device.
@@ -49,6 +49,47 @@ pub unsafe extern "C" fn cuEventRecord(event: CUevent, stream: CUstream) -> u32 
             event.clock.copy(&state.streams.get(slot).clock);
         }
         session.advance(slot, sequence);
+        Ok(())
+    })
+}
+
+/// Makes an event stand for all that the streams of a context have so far, those included that were
+/// destroyed. Holds no stream up.
+pub unsafe extern "C" fn cuCtxRecordEvent(context: CUcontext, event: CUevent) -> u32 {
+    call(Function::cuCtxRecordEvent, |session| {
+        let device = super::context::device_of(session, context)?;
+        let index = session.state.event("cuCtxRecordEvent", event)?;
+        session.state.outside_capture("cuCtxRecordEvent")?;
+        session.state.healthy(device)?;
+        let state = &mut *session.state;
+        if state
+            .events
+            .get(index)
+            .is_some_and(|event| event.device != device)
+        {
+            return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+        }
+        // A stream of nobody's gathers the ends of all others.
+        let gatherer = state.streams.gatherer(device);
+        for other in state.streams.of_device(device) {
+            let (enqueued, clock) = {
+                let stream = state.streams.get(other);
+                (stream.enqueued, stream.clock.clone())
+            };
+            if !state.streams.done(other, enqueued) {
+                state.submit(gatherer, Work::Mark, Some((other, enqueued)));
+            }
+            if state.config.checks {
+                state.streams.get_mut(gatherer).clock.join(&clock);
+            }
+        }
+        let state = &mut *session.state;
+        let sequence = state.submit(gatherer, Work::Mark, None);
+        if let Some(event) = state.events.get_mut(index) {
+            event.recorded = Some((gatherer, sequence));
+            event.clock.copy(&state.streams.get(gatherer).clock);
+        }
+        session.advance(gatherer, sequence);
         Ok(())
     })
 }
