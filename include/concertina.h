@@ -79,23 +79,26 @@ const char *concertina_version(void);
  * Returns null for a size of 0; null after one line on standard error when there is no memory, no
  * such device or no CUDA driver; null in a process forked from one that had used the library.
  *
- * Any thread may call it. It waits for the GPU only when memory has run out.
+ * Any thread may call it. It waits for the GPU when memory has run out, and otherwise only to keep
+ * the number of old mappings bounded.
  */
-void *concertina_malloc(size_t size, int device, struct CUstream_st *stream);
+void *concertina_malloc(size_t size, int device, CUstream_st *stream);
 
 /**
  * Takes back what `concertina_malloc` handed out.
  *
  * `pointer` is an address that `concertina_malloc` returned, or null, which does nothing. `size`,
- * `device` and `stream` are what was passed then; only `device` is looked at. The stream that the
- * memory was allocated on may get it again at once, another one when the work before is done, and
- * nobody before the streams named by `concertina_record_stream` are done with it.
+ * `device` and `stream` are what was passed then; they make the memory quicker to find, and the
+ * stream may have been destroyed. The stream that the memory was allocated on may get it again at
+ * once, another one when the work before is done, and nobody before the streams named by
+ * `concertina_record_stream` are done with it.
  *
  * An address that is not in use is left alone, with one line on standard error the first time.
  *
- * Any thread may call it. It never waits for the GPU.
+ * Any thread may call it. It does not wait for the GPU, except for memory that a stream of another
+ * device was recorded on: that waits for the other device.
  */
-void concertina_free(void *pointer, size_t size, int device, struct CUstream_st *stream);
+void concertina_free(void *pointer, size_t size, int device, CUstream_st *stream);
 
 /**
  * Prepares the library for `device_count` devices. Not needed: the first allocation does it too.
@@ -134,13 +137,14 @@ void *concertina_base_alloc(void *pointer, size_t *size);
 /**
  * Notes that `stream` uses the memory at `pointer`, besides the stream that it was allocated on.
  *
- * Once freed, the memory is not used again before `stream`'s work up to then is done. `pointer` is
+ * Once freed, the memory is not used again before `stream`'s work up to then is done, even if the
+ * stream has been destroyed by then. `pointer` is
  * an address that `concertina_malloc` returned, or null, which does nothing; an address that is not
  * in use is left alone, with one line on standard error the first time.
  *
  * Any thread may call it. It never waits for the GPU.
  */
-void concertina_record_stream(void *pointer, struct CUstream_st *stream);
+void concertina_record_stream(void *pointer, CUstream_st *stream);
 
 /**
  * From now on, allocations on `device` that `filter` claims come from the private pool `pool`,

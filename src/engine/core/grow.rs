@@ -413,6 +413,11 @@ impl<G: Gpu> Pool<G> {
             self.counters.chunk_removed(chunk.size);
             bytes += chunk.size;
         }
+        let group = &mut self.groups[id as usize];
+        if group.tail == NONE {
+            // The run is gone; addresses are used again from where its gap begins.
+            group.cursor = group.space.gap_start(group.cursor);
+        }
         self.chosen = chosen;
         bytes
     }

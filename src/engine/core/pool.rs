@@ -264,6 +264,18 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
+    /// Gives everything back that can be, addresses too. For when nobody uses the pool any more.
+    pub fn shut(&mut self) {
+        self.trim_all();
+        for group in &mut self.groups {
+            if group.reserved == 0 && group.chunks.stale.is_empty() && group.abandoned == 0 {
+                for (start, size) in std::mem::take(&mut group.space).ranges {
+                    self.gpu.unreserve(start, size);
+                }
+            }
+        }
+    }
+
     /// Whether a group is still there: it goes with its last block once it is closed.
     pub fn group_is_open(&self, id: GroupId) -> bool {
         self.groups

@@ -26,6 +26,14 @@ impl Space {
         }
     }
 
+    /// Where the gap around `address` starts; `address` itself where there is none.
+    pub fn gap_start(&self, address: u64) -> u64 {
+        match self.gaps.range(..=address).next_back() {
+            Some((start, size)) if start + size > address => *start,
+            _ => address,
+        }
+    }
+
     /// Start and size of the largest gap.
     pub fn largest_gap(&self) -> Option<(u64, u64)> {
         self.gaps

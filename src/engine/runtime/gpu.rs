@@ -339,6 +339,7 @@ impl Gpu for DriverGpu {
     }
 
     fn has_room(&mut self, size: u64) -> Result<(), Refusal> {
+        self.give_back_leftovers();
         match self.memory_info() {
             _ if !self.ledger.allows(size) => Err(Refusal::OverLimit),
             Some((free, _)) if free < size => Err(Refusal::OutOfMemory),
