@@ -4,12 +4,9 @@
 //! the two.
 
 use std::collections::HashMap;
+use std::env;
 use std::error::Error;
 use std::path::Path;
-use std::{env, fs};
-
-/// A stream's handle in the header.
-const STREAM: &str = "struct CUstream_st *";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=src/entry");
@@ -30,11 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .with_config(config())
         .with_src("src/lib.rs")
         .generate()?;
-    let mut text = Vec::new();
-    bindings.write(&mut text);
-    // The space that a renamed pointer type leaves before its argument's name.
-    let text = String::from_utf8(text)?.replace(&format!("{STREAM} "), STREAM);
-    fs::write(header, text)?;
+    bindings.write_to_file(header);
     Ok(())
 }
 
@@ -60,8 +53,8 @@ fn config() -> cbindgen::Config {
                 .into(),
         ),
         export: cbindgen::ExportConfig {
-            exclude: vec!["cudaStream_t".into(), "CUstream_st".into()],
-            rename: HashMap::from([("cudaStream_t".into(), STREAM.into())]),
+            exclude: vec!["CUstream_st".into()],
+            rename: HashMap::from([("CUstream_st".into(), "struct CUstream_st".into())]),
             ..Default::default()
         },
         ..Default::default()

@@ -82,7 +82,7 @@ const char *concertina_version(void);
  * Any thread may call it. It waits for the GPU when memory has run out, and otherwise only to keep
  * the number of old mappings bounded.
  */
-void *concertina_malloc(size_t size, int device, CUstream_st *stream);
+void *concertina_malloc(size_t size, int device, struct CUstream_st *stream);
 
 /**
  * Takes back what `concertina_malloc` handed out.
@@ -98,7 +98,7 @@ void *concertina_malloc(size_t size, int device, CUstream_st *stream);
  * Any thread may call it. It does not wait for the GPU, except for memory that a stream of another
  * device was recorded on: that waits for the other device.
  */
-void concertina_free(void *pointer, size_t size, int device, CUstream_st *stream);
+void concertina_free(void *pointer, size_t size, int device, struct CUstream_st *stream);
 
 /**
  * Prepares the library for `device_count` devices. Not needed: the first allocation does it too.
@@ -144,7 +144,7 @@ void *concertina_base_alloc(void *pointer, size_t *size);
  *
  * Any thread may call it. It never waits for the GPU.
  */
-void concertina_record_stream(void *pointer, CUstream_st *stream);
+void concertina_record_stream(void *pointer, struct CUstream_st *stream);
 
 /**
  * From now on, allocations on `device` that `filter` claims come from the private pool `pool`,

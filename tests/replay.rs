@@ -9,14 +9,15 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Peak reserved over peak live, at most. The bound is the larger of 1.02 and what PyTorch's
-/// expandable segments reserved, replaying the same trace on an H100 (PyTorch 2.11).
-const BOUNDS: [(&str, f64); 5] = [
-    ("gpt2_varlen", 1.042),
-    ("llama_lora_ckpt", 1.146),
-    ("llama_serve", 1.043),
-    ("prefetch_streams", 1.092),
-    ("resnet_multiscale", 1.02),
+/// The recorded traces and peak reserved over peak live, at most: from an empty pool, and over six
+/// passes. PyTorch's expandable segments reserve 1.042, 1.146, 1.043, 1.092 and 1.002 from empty
+/// (PyTorch 2.11 replaying the same traces on an H100).
+const BOUNDS: [(&str, f64, f64); 5] = [
+    ("gpt2_varlen", 1.01, 1.01),
+    ("llama_lora_ckpt", 1.01, 1.01),
+    ("llama_serve", 1.01, 1.015),
+    ("prefetch_streams", 1.01, 1.01),
+    ("resnet_multiscale", 1.01, 1.01),
 ];
 
 fn concertina(arguments: &[&str]) -> Output {
@@ -67,25 +68,27 @@ fn without_times(mut line: Value) -> Value {
 
 #[test]
 fn recorded_traces_stay_within_bounds() {
-    let files = BOUNDS.map(|(name, _)| recorded(name));
+    let files = BOUNDS.map(|(name, ..)| recorded(name));
     let files = files.each_ref().map(String::as_str);
+    let files: Vec<&str> = ["--passes", "6"].into_iter().chain(files).collect();
     let lines = replayed(&files);
     assert_eq!(lines.len(), BOUNDS.len());
-    for (line, (name, bound)) in lines.iter().zip(BOUNDS) {
+    for (line, (name, cold, later)) in lines.iter().zip(BOUNDS) {
         assert_eq!(line["trace"], name);
         assert_eq!(line["driver"], "sim");
         assert_eq!(line["completed"], true, "{name}");
-        let reserved = line["peak_reserved_bytes"].as_u64().unwrap();
         let live = line["peak_live_bytes"].as_u64().unwrap();
-        let ratio = reserved as f64 / live as f64;
-        assert!(
-            reserved >= live,
-            "{name}: {reserved} bytes reserved cannot hold {live} live"
-        );
-        assert!(
-            ratio <= bound,
-            "{name}: reserved {ratio:.4} of peak live, at most {bound}"
-        );
+        for (key, bound) in [
+            ("peak_reserved_bytes_cold", cold),
+            ("peak_reserved_bytes", later),
+        ] {
+            let reserved = line[key].as_u64().unwrap();
+            let ratio = reserved as f64 / live as f64;
+            assert!(
+                (1.0..=bound).contains(&ratio),
+                "{name}: {key} is {ratio:.4} of peak live, at most {bound}"
+            );
+        }
     }
     let again = replayed(&files);
     let [first, again] = [lines, again].map(|lines| lines.into_iter().map(without_times));
