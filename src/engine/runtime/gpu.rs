@@ -287,17 +287,17 @@ impl DriverGpu {
     /// Gives something back, now or later.
     fn give_back(&mut self, what: Leftover) {
         let status = match what {
-            // SAFETY: each was made by the pool, which has forgotten it.
-            Leftover::Chunk { handle, .. } => {
-                self.call(Call::Release, |f| unsafe { (f.cuMemRelease)(handle) })
-            }
-            // SAFETY: as above.
-            Leftover::Segment { address, .. } => {
-                self.call(Call::Free, |f| unsafe { (f.cuMemFree_v2)(address) })
-            }
-            // SAFETY: as above.
-            Leftover::Mapping { address, size } => self.call(Call::Unmap, |f| unsafe {
-                (f.cuMemUnmap)(address, size as usize)
+            Leftover::Chunk { handle, .. } => self.call(Call::Release, |f| {
+                // SAFETY: the pool created the chunk, and has forgotten it.
+                unsafe { (f.cuMemRelease)(handle) }
+            }),
+            Leftover::Segment { address, .. } => self.call(Call::Free, |f| {
+                // SAFETY: the pool allocated the segment, and has forgotten it.
+                unsafe { (f.cuMemFree_v2)(address) }
+            }),
+            Leftover::Mapping { address, size } => self.call(Call::Unmap, |f| {
+                // SAFETY: the pool made the mapping, and nothing uses it.
+                unsafe { (f.cuMemUnmap)(address, size as usize) }
             }),
         };
         match what {
