@@ -52,10 +52,12 @@ pub trait Gpu {
     /// Gives plain device memory back. The caller knows that no work uses it any more.
     fn free(&mut self, address: u64, size: u64);
 
+    /// The program is asking for memory on this stream, until the next call. If the stream is being
+    /// captured, nothing may be recorded, asked or waited for meanwhile: it would end the capture.
+    fn attend(&mut self, stream: Option<StreamKey>);
     /// Marks the present end of all work on the device, on every stream, also on those that have been
-    /// destroyed. `by` is the stream that the program is asking for memory on. `None` where that is
-    /// not possible just now: it would break a capture.
-    fn record(&mut self, by: StreamKey) -> Option<Event>;
+    /// destroyed. `None` where that is not possible just now.
+    fn record(&mut self) -> Option<Event>;
     /// Whether all work before the event is done. Never waits.
     fn passed(&mut self, event: Event) -> bool;
     /// Waits until all work before the event is done. False where waiting is not possible.

@@ -8,8 +8,9 @@ use super::pool::{Pool, join};
 
 impl<G: Gpu> Pool<G> {
     /// The largest chunk to create now. Costs are per chunk, waste is per chunk size: a thousandth
-    /// of what is held keeps both in proportion, half of that where a limit makes waste dearer
-    /// (figures for both in `tests/replay.rs`).
+    /// of what is held keeps both in proportion: gpt2_varlen in `tests/traces` then takes 0.17 s of
+    /// driver calls to grow to 33 GB (H100) and holds 1.009 of what is live. Half of that where a
+    /// limit makes waste dearer: its smallest limit is 1.004 rather than 1.005.
     fn largest_chunk(&self, group: GroupId) -> u64 {
         let share = if self.gpu.is_limited() { 2048 } else { 1024 };
         let chosen = match self.policy.chunk {
@@ -152,10 +153,8 @@ impl<G: Gpu> Pool<G> {
             }
         }
         if !chosen.is_empty() {
-            let own = self.slots.get(slot);
-            let id = own.group;
-            let by = own.key;
-            self.clock.mark(by, &mut self.gpu);
+            let id = self.slots.get(slot).group;
+            self.clock.mark(&mut self.gpu);
             let bound = (self.groups[id as usize].chunks.len() / 2).max(256);
             self.unmap_stale(bound, id);
         }

@@ -311,8 +311,15 @@ impl<G: Gpu> Pool<G> {
     #[cold]
     #[inline(never)]
     fn find_harder(&mut self, size: u64, slot: u16) -> Result<BlockId, Shortage> {
+        self.gpu.attend(Some(self.slots.get(slot).key));
+        let hole = self.climb(size, slot);
+        self.gpu.attend(None);
+        hole
+    }
+
+    fn climb(&mut self, size: u64, slot: u16) -> Result<BlockId, Shortage> {
         // 2. What other streams' passed events have made idle.
-        if self.advance(self.slots.get(slot).key) {
+        if self.advance() {
             let hole = self.fit(size, slot);
             if hole != NONE {
                 self.counters.hits += 1;

@@ -57,12 +57,11 @@ impl Clock {
         self.now
     }
 
-    /// Records an event that covers all that has been freed so far. `by` is the stream that the
-    /// program is asking for memory on.
-    pub fn mark(&mut self, by: StreamKey, gpu: &mut impl Gpu) {
+    /// Records an event that covers all that has been freed so far.
+    pub fn mark(&mut self, gpu: &mut impl Gpu) {
         let marked = self.marks.back().map_or(self.passed, |mark| mark.1);
         if self.now > marked
-            && let Some(event) = gpu.record(by)
+            && let Some(event) = gpu.record()
         {
             self.marks.push_back((event, self.now));
             self.unmarked = 0;

@@ -35,12 +35,12 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Looks at the events on their way, and lets go what they held up. True if any hole changed
-    /// hands or any block came free. `by` is the stream that memory is wanted on.
-    pub(super) fn advance(&mut self, by: StreamKey) -> bool {
+    /// hands or any block came free.
+    pub(super) fn advance(&mut self) -> bool {
         if self.pending.is_empty() && self.slots.streams() < 2 {
             return false;
         }
-        self.clock.mark(by, &mut self.gpu);
+        self.clock.mark(&mut self.gpu);
         self.clock.poll(&mut self.gpu);
         self.let_go()
     }
@@ -52,8 +52,10 @@ impl<G: Gpu> Pool<G> {
         if self.clock.unmarked > reserved / 64
             && (self.slots.streams() > 1 || !self.pending.is_empty())
         {
+            self.gpu.attend(Some(by));
             self.clock.poll(&mut self.gpu);
-            self.clock.mark(by, &mut self.gpu);
+            self.clock.mark(&mut self.gpu);
+            self.gpu.attend(None);
         }
     }
 

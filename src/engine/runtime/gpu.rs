@@ -48,6 +48,8 @@ pub struct DriverGpu {
     leftovers: Vec<Leftover>,
     /// A stream is being captured: nothing may wait or ask.
     pub capturing: bool,
+    /// The same, but only while memory is found for the stream that is.
+    attending: bool,
 }
 
 impl Properties {
@@ -275,6 +277,7 @@ impl DriverGpu {
             events: Vec::new(),
             leftovers: Vec::new(),
             capturing: false,
+            attending: false,
         }
     }
 
@@ -432,12 +435,18 @@ impl Gpu for DriverGpu {
         self.give_back(Leftover::Segment { address, size });
     }
 
-    fn record(&mut self, by: StreamKey) -> Option<Event> {
-        // Recording on the context would end any capture on it, with an error.
+    fn attend(&mut self, stream: Option<StreamKey>) {
         let context = self.properties.context;
-        if self.capturing || is_capturing(&self.functions, context, by.handle) != Some(false) {
+        self.attending = stream.is_some_and(|stream| {
+            is_capturing(&self.functions, context, stream.handle) != Some(false)
+        });
+    }
+
+    fn record(&mut self) -> Option<Event> {
+        if !self.may_wait() {
             return None;
         }
+        let context = self.properties.context;
         let _current = current(&self.functions, context);
         let event = match self.events.pop() {
             Some(event) => event,
@@ -463,7 +472,7 @@ impl Gpu for DriverGpu {
     }
 
     fn passed(&mut self, event: Event) -> bool {
-        if self.capturing {
+        if !self.may_wait() {
             return false;
         }
         // SAFETY: an event of ours that was recorded.
@@ -473,7 +482,7 @@ impl Gpu for DriverGpu {
     }
 
     fn wait(&mut self, event: Event) -> bool {
-        if self.capturing {
+        if !self.may_wait() {
             return false;
         }
         // SAFETY: an event of ours that was recorded.
@@ -487,11 +496,11 @@ impl Gpu for DriverGpu {
     }
 
     fn may_wait(&self) -> bool {
-        !self.capturing
+        !self.capturing && !self.attending
     }
 
     fn synchronize(&mut self) -> bool {
-        if self.capturing {
+        if !self.may_wait() {
             return false;
         }
         // SAFETY: no arguments.
