@@ -270,6 +270,41 @@ mod sim_only {
         }
     }
 
+    /// Under PyTorch's plain recipe nobody says that a capture begins; the stream that memory is
+    /// wanted on tells.
+    #[test]
+    fn nothing_breaks_a_capture_that_nobody_announced() {
+        let name = "nothing_breaks_a_capture_that_nobody_announced";
+        let settings = Settings {
+            limit: Some(1 << 30),
+            ..Settings::default()
+        };
+        let Some(bench) = Bench::simulated(name, Config::default(), settings) else {
+            return;
+        };
+        bench.machine().set_pace(Pace::Held);
+        let (a, b) = (bench.gpu.stream(), bench.gpu.stream());
+        let others: Vec<u64> = (0..40).map(|_| bench.allocate(16 * MIB, a)).collect();
+        for block in others {
+            bench.gpu.fill(block, 16 * MIB, 1, a);
+            bench.free(block);
+        }
+        // A miss leaves an event on its way, which the capture must not ask about.
+        let eager = bench.allocate(100 * MIB, b);
+        bench.machine().set_capturing(b as _, true);
+        let held: Vec<u64> = (0..100)
+            .map_while(|_| bench.device().allocate(10 << 20, b).ok())
+            .collect();
+        assert!(held.len() < 100, "memory did not run out");
+        bench.machine().set_capturing(b as _, false);
+        assert_eq!(bench.machine().violations(), [""; 0]);
+        for block in held {
+            assert_eq!(bench.device().free(block, b), Ok(()));
+        }
+        bench.free(eager);
+        bench.finish();
+    }
+
     /// With plain segments a capture cannot grow, but must not be broken.
     #[test]
     fn nothing_breaks_a_capture_with_plain_segments() {

@@ -5,6 +5,7 @@ use super::chunk::{ChunkId, Stale};
 use super::gpu::{Gpu, Refusal};
 use super::group::{GroupId, SHARED};
 use super::pool::{Pool, join};
+use super::stream::StreamKey;
 
 impl<G: Gpu> Pool<G> {
     /// The largest chunk to create now. Costs are per chunk, waste is per chunk size: a thousandth
@@ -370,11 +371,15 @@ impl<G: Gpu> Pool<G> {
 
     /// Gives every chunk of everybody's memory, and of groups that are closing, back to the driver
     /// where it is wholly free and idle. Waits for the device first where something free is not
-    /// idle yet. Returns the bytes given back.
-    pub fn trim_all(&mut self) -> u64 {
+    /// idle yet; does nothing in a capture, such as one of the stream that memory is wanted on, if
+    /// it is for one. Returns the bytes given back.
+    pub fn trim_all(&mut self, wanted_on: Option<StreamKey>) -> u64 {
+        self.gpu.attend(wanted_on);
         self.settle();
         self.trim_closing();
-        self.trim(SHARED)
+        let bytes = self.trim(SHARED);
+        self.gpu.attend(None);
+        bytes
     }
 
     /// The same for one group, without waiting. For a group that is closing the caller has waited

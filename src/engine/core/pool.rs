@@ -266,7 +266,7 @@ impl<G: Gpu> Pool<G> {
 
     /// Gives everything back that can be, addresses too. For when nobody uses the pool any more.
     pub fn shut(&mut self) {
-        self.trim_all();
+        self.trim_all(None);
         for group in &mut self.groups {
             if group.reserved == 0 && group.chunks.stale.is_empty() && group.abandoned == 0 {
                 for (start, size) in std::mem::take(&mut group.space).ranges {

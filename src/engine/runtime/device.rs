@@ -235,7 +235,7 @@ impl Device {
         self.shelves.clear_all(&mut state.pool);
         let mut result = state.pool.allocate(rounded, requested, key, group);
         // Other groups may hold free memory to give back.
-        if result.is_err() && state.pool.trim_all() > 0 {
+        if result.is_err() && state.pool.trim_all(Some(key)) > 0 {
             result = state.pool.allocate(rounded, requested, key, group);
         }
         result.map_err(|shortage| {
@@ -316,7 +316,7 @@ impl Device {
     /// Gives every chunk that is wholly free back to the driver; waits for the device first where
     /// free memory may still be in use. Memory of private pools that are in use is kept.
     pub fn empty_cache(&self) {
-        self.settled().pool.trim_all();
+        self.settled().pool.trim_all(None);
     }
 
     /// Bytes of the block that starts at `address`, if it is in use.
