@@ -28,7 +28,7 @@ pub enum State {
 pub struct Block {
     pub address: u64,
     pub size: u64,
-    /// Live: the bytes asked for. Free: when it was freed, on its stream's own count.
+    /// Live: the bytes asked for. Free: when it was freed, on the pool's clock.
     pub detail: u64,
     /// The neighbours in address order, where their memory touches this block's.
     pub prev: BlockId,
@@ -112,6 +112,23 @@ impl Blocks {
         node.state = State::Vacant;
         node.next = self.vacant;
         self.vacant = id;
+    }
+
+    /// Makes one node of a block and the next one, whose memory touches it. `tail` is the block at
+    /// the end of its run, which may be the one that goes.
+    #[inline]
+    pub fn absorb_next(&mut self, id: BlockId, tail: &mut BlockId) {
+        let gone = self[id].next;
+        let (size, after) = (self[gone].size, self[gone].next);
+        self[id].size += size;
+        self[id].next = after;
+        if after != NONE {
+            self[after].prev = id;
+        }
+        if *tail == gone {
+            *tail = id;
+        }
+        self.remove(gone);
     }
 
     /// Every node in use.

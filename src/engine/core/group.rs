@@ -3,6 +3,7 @@
 
 use super::block::{BlockId, NONE};
 use super::chunk::Chunks;
+use super::gpu::Gpu;
 use super::space::Space;
 use std::collections::HashMap;
 
@@ -59,5 +60,12 @@ impl Group {
         self.abandoned += size;
         self.cursor = 0;
         self.tail = NONE;
+    }
+
+    /// Gives all addresses back. Nothing is mapped there any more.
+    pub fn release_addresses(&mut self, gpu: &mut impl Gpu) {
+        for (start, size) in std::mem::take(&mut self.space).ranges {
+            gpu.unreserve(start, size);
+        }
     }
 }

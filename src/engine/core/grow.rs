@@ -63,14 +63,14 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Whether the stream may use a hole at once.
-    pub(super) fn usable(&self, id: BlockId, slot: u16) -> bool {
+    fn usable(&self, id: BlockId, slot: u16) -> bool {
         let block = &self.blocks[id];
         block.state == State::Free
             && (block.slot == slot || block.slot == self.slots.get(slot).idle)
     }
 
     /// Bytes that must be mapped behind the cursor before the tail holds `size` free ones.
-    pub(super) fn missing(&self, size: u64, slot: u16) -> u64 {
+    fn missing(&self, size: u64, slot: u16) -> u64 {
         let tail = self.groups[self.slots.get(slot).group as usize].tail;
         match tail != NONE && self.usable(tail, slot) {
             true => size.saturating_sub(self.blocks[tail].size),
@@ -81,7 +81,7 @@ impl<G: Gpu> Pool<G> {
     /// Chooses whole free chunks that the stream may use, at least `wanted` bytes of them if
     /// there are so many; none of the hole `except`. The smallest holes give theirs first: large
     /// ones can still meet large requests as they are. Returns the bytes chosen.
-    pub(super) fn choose(&mut self, wanted: u64, slot: u16, except: BlockId) -> u64 {
+    fn choose(&mut self, wanted: u64, slot: u16, except: BlockId) -> u64 {
         let mut chosen = std::mem::take(&mut self.chosen);
         chosen.clear();
         let mut bytes = 0;
@@ -203,7 +203,7 @@ impl<G: Gpu> Pool<G> {
     /// Takes `size` bytes at `address` out of a hole; what is left on either side stays a hole.
     /// The node goes on as the right-hand rest if there is one, so that the chunks of one hole
     /// can be cut out in ascending order.
-    pub(super) fn cut(&mut self, hole: BlockId, address: u64, size: u64) {
+    fn cut(&mut self, hole: BlockId, address: u64, size: u64) {
         let Self {
             blocks,
             slots,

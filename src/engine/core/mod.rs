@@ -12,6 +12,7 @@ mod bins;
 mod block;
 mod check;
 mod chunk;
+mod clock;
 mod counters;
 mod gpu;
 mod group;

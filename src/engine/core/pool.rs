@@ -5,10 +5,11 @@
 
 use super::block::{Block, BlockId, Blocks, NONE, State};
 use super::chunk::ChunkId;
+use super::clock::Clock;
 use super::counters::Counters;
 use super::gpu::{Gpu, Refusal};
 use super::group::{Group, GroupId, SHARED};
-use super::stream::{Clock, Slots, StreamKey};
+use super::stream::{Slots, StreamKey};
 use super::table::Table;
 use super::wait::Pending;
 use super::{BLOCK, LARGEST_REQUEST};
@@ -269,30 +270,18 @@ impl<G: Gpu> Pool<G> {
         self.trim_all(None);
         for group in &mut self.groups {
             if group.reserved == 0 && group.chunks.stale.is_empty() && group.abandoned == 0 {
-                for (start, size) in std::mem::take(&mut group.space).ranges {
-                    self.gpu.unreserve(start, size);
-                }
+                group.release_addresses(&mut self.gpu);
             }
         }
     }
 
-    /// Whether a group is still there: it goes with its last block once it is closed.
-    pub fn group_is_open(&self, id: GroupId) -> bool {
-        self.groups
-            .get(id as usize)
-            .is_some_and(|group| !group.closed)
-    }
-
-    /// Lets closing groups go that hold nothing any more. Cheap when there are none.
-    #[cold]
-    pub(super) fn finish_closing(&mut self, id: GroupId) {
+    /// Lets a closing group go that holds nothing any more.
+    fn finish_closing(&mut self, id: GroupId) {
         let group = &mut self.groups[id as usize];
         if !group.closing || group.closed || group.reserved > 0 || group.live > 0 {
             return;
         }
-        for (start, size) in std::mem::take(&mut group.space).ranges {
-            self.gpu.unreserve(start, size);
-        }
+        group.release_addresses(&mut self.gpu);
         group.closed = true;
         self.slots.remove_group(id);
     }
@@ -361,7 +350,7 @@ impl<G: Gpu> Pool<G> {
 
     /// The smallest hole of at least `size` bytes that the stream may use now.
     #[inline]
-    pub(super) fn fit(&self, size: u64, slot: u16) -> BlockId {
+    fn fit(&self, size: u64, slot: u16) -> BlockId {
         let own = self.slots.get(slot);
         let idle = self.slots.get(own.idle).bins.best(&self.blocks, size);
         let own = own.bins.best(&self.blocks, size);
@@ -437,7 +426,7 @@ impl<G: Gpu> Pool<G> {
 
     /// A block that nothing but its own stream's earlier work uses becomes a hole.
     #[inline]
-    pub(super) fn retire(&mut self, id: BlockId) {
+    fn retire(&mut self, id: BlockId) {
         let clock = self.clock.tick(self.blocks[id].size);
         self.retire_at(id, clock);
     }
@@ -475,16 +464,7 @@ impl<G: Gpu> Pool<G> {
                 (slot, clock) = joined;
                 slots.get_mut(other).remove(blocks, prev);
                 counters.hole_removed(blocks[prev].size);
-                let (size, next) = (blocks[id].size, blocks[id].next);
-                blocks[prev].size += size;
-                blocks[prev].next = next;
-                if next != NONE {
-                    blocks[next].prev = prev;
-                }
-                blocks.remove(id);
-                if *tail == id {
-                    *tail = prev;
-                }
+                blocks.absorb_next(prev, tail);
                 id = prev;
             }
         }
@@ -494,17 +474,8 @@ impl<G: Gpu> Pool<G> {
             if let Some(joined) = join((slot, clock), (other, detail), idle) {
                 (slot, clock) = joined;
                 slots.get_mut(other).remove(blocks, next);
-                let (size, after) = (blocks[next].size, blocks[next].next);
-                counters.hole_removed(size);
-                blocks[id].size += size;
-                blocks[id].next = after;
-                if after != NONE {
-                    blocks[after].prev = id;
-                }
-                blocks.remove(next);
-                if *tail == next {
-                    *tail = id;
-                }
+                counters.hole_removed(blocks[next].size);
+                blocks.absorb_next(id, tail);
             }
         }
         let hole = &mut blocks[id];

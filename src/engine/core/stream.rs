@@ -1,18 +1,13 @@
-//! Streams: whose holes are whose, and how far the device's work has got.
+//! Streams: whose holes are whose.
 //!
 //! A hole belongs to the *slot* of the stream that freed it: that stream may take it at once,
 //! because its own later work runs after its earlier work. Each group has one more slot, *idle*:
-//! holes whose old work is known to be done, which any stream may take.
-//!
-//! What is done the [`Clock`] knows. It counts the frees; an event recorded on the whole context
-//! covers all that was freed before it, whichever stream used it, and even one that has been
-//! destroyed since.
+//! holes whose old work is known to be done (see `clock`), which any stream may take.
 
 use super::bins::Bins;
 use super::block::{BlockId, Blocks, NONE};
-use super::gpu::{Event, Gpu};
 use super::group::GroupId;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
 /// What names a stream. A handle alone does not: the driver hands the handle of a destroyed
 /// stream out again while the old work still runs.
@@ -22,86 +17,6 @@ pub struct StreamKey {
     pub handle: u64,
     /// The driver's id for the stream (`cuStreamGetId`), never used twice; 0 where unknown.
     pub id: u64,
-}
-
-/// Counts what is freed on a device, and knows how much of it is done.
-pub struct Clock {
-    /// What was freed so far.
-    pub now: u64,
-    /// The work before all that was freed up to here is done.
-    pub passed: u64,
-    /// What passed has been made idle up to here.
-    pub released: u64,
-    /// Bytes freed since the last mark.
-    pub unmarked: u64,
-    /// Events on their way, in order, and what each of them covers.
-    marks: VecDeque<(Event, u64)>,
-}
-
-impl Clock {
-    pub fn new() -> Self {
-        Clock {
-            now: 0,
-            passed: 0,
-            released: 0,
-            unmarked: 0,
-            marks: VecDeque::new(),
-        }
-    }
-
-    /// Counts a free. Returns what has to pass before its memory is idle.
-    #[inline]
-    pub fn tick(&mut self, size: u64) -> u64 {
-        self.now += 1;
-        self.unmarked += size;
-        self.now
-    }
-
-    /// Records an event that covers all that has been freed so far.
-    pub fn mark(&mut self, gpu: &mut impl Gpu) {
-        let marked = self.marks.back().map_or(self.passed, |mark| mark.1);
-        if self.now > marked
-            && let Some(event) = gpu.record()
-        {
-            self.marks.push_back((event, self.now));
-            self.unmarked = 0;
-        }
-    }
-
-    /// Asks the events on their way.
-    pub fn poll(&mut self, gpu: &mut impl Gpu) {
-        while let Some((event, clock)) = self.marks.front().copied() {
-            if !gpu.passed(event) {
-                break;
-            }
-            gpu.forget(event);
-            self.passed = clock;
-            self.marks.pop_front();
-        }
-    }
-
-    /// Waits for the newest event on its way. False where there is none or waiting failed.
-    pub fn wait(&mut self, gpu: &mut impl Gpu) -> bool {
-        match self.marks.back().copied() {
-            Some((event, clock)) if gpu.wait(event) => {
-                self.passed = clock;
-                self.marks
-                    .drain(..)
-                    .for_each(|(event, _)| gpu.forget(event));
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// All work on the device is known to be done.
-    pub fn settle(&mut self, gpu: &mut impl Gpu) {
-        self.passed = self.now;
-        self.unmarked = 0;
-        self.marks
-            .drain(..)
-            .for_each(|(event, _)| gpu.forget(event));
-    }
 }
 
 /// A stream that the pool has seen, and its holes.

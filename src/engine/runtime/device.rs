@@ -49,14 +49,6 @@ struct State {
     foreign: HashMap<u64, Vec<usize>>,
 }
 
-impl Drop for Device {
-    fn drop(&mut self) {
-        let state = self.state.get_mut();
-        self.shelves.clear_all(&mut state.pool);
-        state.pool.shut();
-    }
-}
-
 /// One device and its pool. Any thread may call anything; calls on one device take turns.
 pub struct Device {
     ordinal: i32,
@@ -68,6 +60,14 @@ pub struct Device {
     routed: AtomicBool,
     shelves: Shelves,
     state: Mutex<State>,
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        self.shelves.clear_all(&mut state.pool);
+        state.pool.shut();
+    }
 }
 
 /// An address that is not the start of a block in use.

@@ -80,7 +80,7 @@ impl Ledger {
             .nanoseconds
             .fetch_add(start.elapsed().as_nanos() as u64, Relaxed);
         counted.count.fetch_add(1, Relaxed);
-        if status != 0 && call as usize != Call::Query as usize {
+        if status != 0 && call != Call::Query {
             counted.failed.fetch_add(1, Relaxed);
         }
         status

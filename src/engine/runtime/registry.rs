@@ -6,7 +6,6 @@ use super::settings::{Driver, Settings};
 use crate::driver::{self, Functions};
 use once_cell::sync::{Lazy, OnceCell};
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The pools of any number of devices, over one driver.
 pub struct Allocator {
@@ -123,7 +122,6 @@ pub fn allocator() -> Option<&'static Allocator> {
 
 #[cold]
 fn first() -> Option<&'static Allocator> {
-    static SAID: AtomicBool = AtomicBool::new(false);
     let make = || {
         let functions = match SETTINGS.driver {
             Driver::Cuda => driver::cuda(),
@@ -133,9 +131,7 @@ fn first() -> Option<&'static Allocator> {
         match allocator {
             Ok(allocator) => Some(allocator),
             Err(why) => {
-                if !SAID.swap(true, Ordering::Relaxed) {
-                    message::say(&format!("no memory can be had: {why}"));
-                }
+                message::say(&format!("no memory can be had: {why}"));
                 None
             }
         }

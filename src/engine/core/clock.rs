@@ -1,0 +1,87 @@
+//! How far the device's work has got.
+//!
+//! The clock counts the frees; an event recorded on the whole context covers all that was freed before
+//! it, whichever stream used it, and even one that has been destroyed since.
+
+use super::gpu::{Event, Gpu};
+use std::collections::VecDeque;
+
+/// Counts what is freed on a device, and knows how much of it is done.
+pub struct Clock {
+    /// What was freed so far.
+    pub now: u64,
+    /// The work before all that was freed up to here is done.
+    pub passed: u64,
+    /// What passed has been made idle up to here.
+    pub released: u64,
+    /// Bytes freed since the last mark.
+    pub unmarked: u64,
+    /// Events on their way, in order, and what each of them covers.
+    marks: VecDeque<(Event, u64)>,
+}
+
+impl Clock {
+    pub fn new() -> Self {
+        Clock {
+            now: 0,
+            passed: 0,
+            released: 0,
+            unmarked: 0,
+            marks: VecDeque::new(),
+        }
+    }
+
+    /// Counts a free. Returns what has to pass before its memory is idle.
+    #[inline]
+    pub fn tick(&mut self, size: u64) -> u64 {
+        self.now += 1;
+        self.unmarked += size;
+        self.now
+    }
+
+    /// Records an event that covers all that has been freed so far.
+    pub fn mark(&mut self, gpu: &mut impl Gpu) {
+        let marked = self.marks.back().map_or(self.passed, |mark| mark.1);
+        if self.now > marked
+            && let Some(event) = gpu.record()
+        {
+            self.marks.push_back((event, self.now));
+            self.unmarked = 0;
+        }
+    }
+
+    /// Asks the events on their way.
+    pub fn poll(&mut self, gpu: &mut impl Gpu) {
+        while let Some((event, clock)) = self.marks.front().copied() {
+            if !gpu.passed(event) {
+                break;
+            }
+            gpu.forget(event);
+            self.passed = clock;
+            self.marks.pop_front();
+        }
+    }
+
+    /// Waits for the newest event on its way. False where there is none or waiting failed.
+    pub fn wait(&mut self, gpu: &mut impl Gpu) -> bool {
+        match self.marks.back().copied() {
+            Some((event, clock)) if gpu.wait(event) => {
+                self.passed = clock;
+                self.marks
+                    .drain(..)
+                    .for_each(|(event, _)| gpu.forget(event));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// All work on the device is known to be done.
+    pub fn settle(&mut self, gpu: &mut impl Gpu) {
+        self.passed = self.now;
+        self.unmarked = 0;
+        self.marks
+            .drain(..)
+            .for_each(|(event, _)| gpu.forget(event));
+    }
+}
