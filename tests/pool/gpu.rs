@@ -353,7 +353,8 @@ impl Gpu {
     }
 
     /// Holds back the work of these streams, of which there are no others with work, that is
-    /// enqueued from now on. Nothing may wait for it meanwhile.
+    /// enqueued from now on. Nothing may wait for it meanwhile. They can be let go in this order
+    /// only: a card's driver runs all host functions on one thread, one after the other.
     pub fn hold(&self, streams: &[u64]) -> Held {
         let mut held = Held {
             gpu: self.clone(),
