@@ -1,0 +1,107 @@
+//! Puts scripts through a pool on the simulated GPU.
+
+use crate::script::{Event, Script};
+use concertina_engine::driver::{self, Functions};
+use concertina_engine::runtime::settings::Settings;
+use concertina_engine::runtime::{Allocator, Device};
+use concertina_sim::{Bound, Config, Machine, Pace};
+use std::ptr::null_mut;
+
+/// A pool on a GPU of its own.
+pub struct Replay {
+    pub machine: Machine,
+    functions: Functions,
+    allocator: Allocator,
+    /// By number, the default one first.
+    streams: Vec<u64>,
+    late: bool,
+    _bound: Bound,
+}
+
+impl Replay {
+    /// An empty pool for the script, on a GPU whose work ends `late` events late.
+    pub fn new(script: &Script, late: u64) -> Replay {
+        // Nothing touches the memory, so there is nothing to check.
+        let machine = Machine::new(Config {
+            memory: 4 * script.peak_live.max(1 << 30),
+            checks: false,
+            ..Config::default()
+        });
+        let bound = machine.bind();
+        let functions = driver::sim();
+        let allocator = Allocator::new(functions, Settings::default()).expect("a device");
+        let (mut device, mut context) = (0, null_mut());
+        // SAFETY: the driver is initialised, outputs are locals, the context is retained for good.
+        unsafe {
+            assert_eq!((functions.cuDeviceGet)(&mut device, 0), 0);
+            assert_eq!(
+                (functions.cuDevicePrimaryCtxRetain)(&mut context, device),
+                0
+            );
+            assert_eq!((functions.cuCtxPushCurrent_v2)(context), 0);
+        }
+        if late > 0 {
+            machine.set_pace(Pace::Late(late));
+        }
+        let mut replay = Replay {
+            machine,
+            functions,
+            allocator,
+            streams: vec![0],
+            late: late > 0,
+            _bound: bound,
+        };
+        replay.make_streams(script.streams);
+        replay
+    }
+
+    pub fn device(&self) -> &Device {
+        self.allocator.device(0).expect("device 0")
+    }
+
+    /// Runs a script to its end, and returns the most bytes that were held meanwhile.
+    pub fn pass(&mut self, script: &Script) -> u64 {
+        let device = self.device();
+        device.reset_peaks();
+        // By block: address and stream.
+        let mut blocks = vec![(0, 0); script.blocks()];
+        for event in &script.events {
+            match *event {
+                Event::Take(block, bytes, stream) => {
+                    let stream = self.streams[usize::from(stream)];
+                    match device.allocate(bytes as usize, stream) {
+                        Ok(address) => blocks[block as usize] = (address, stream),
+                        Err(shortage) => panic!("{shortage}"),
+                    }
+                }
+                Event::Use(block, stream) => {
+                    let stream = self.streams[usize::from(stream)];
+                    let (address, _) = blocks[block as usize];
+                    assert_eq!(device.record_use(address, stream), Ok(()));
+                }
+                Event::Give(block) => {
+                    let (address, stream) = blocks[block as usize];
+                    assert_eq!(device.free(address, stream), Ok(()));
+                }
+            }
+            if self.late {
+                self.machine.tick();
+            }
+        }
+        let figures = device.figures();
+        assert_eq!(figures.counters.all.allocation.current, 0);
+        assert_eq!(device.check(), Ok(()));
+        figures.peak_reserved_bytes()
+    }
+
+    /// So many streams, the default one included.
+    pub fn make_streams(&mut self, count: u16) {
+        while self.streams.len() < usize::from(count) {
+            let mut stream = null_mut();
+            // SAFETY: `stream` outlives the call. 1 is CU_STREAM_NON_BLOCKING.
+            let status = unsafe { (self.functions.cuStreamCreate)(&mut stream, 1) };
+            assert_eq!(status, 0);
+            self.streams.push(stream as u64);
+        }
+    }
+}
