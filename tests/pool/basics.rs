@@ -240,6 +240,80 @@ fn holes_that_lie_apart_become_one_contiguous_range() {
     }
 }
 
+/// The chunks that a large block is put together from have two addresses for a while, the old one and
+/// the new. Words written through either are read through the other, with nothing but the stream's order
+/// between: that is what moving chunks under running work rests on.
+#[test]
+fn what_is_written_at_one_address_is_read_at_the_other() {
+    let chunk = 2 * MIB;
+    let bench = Bench::new(Settings {
+        chunk_size: chunk as usize,
+        ..Settings::default()
+    });
+    let (gpu, stream) = (&bench.gpu, bench.gpu.stream());
+    let blocks: Vec<u64> = (0..64).map(|_| bench.allocate(chunk, stream)).collect();
+    let (freed, kept): (Vec<u64>, Vec<u64>) =
+        blocks.chunks(2).map(|pair| (pair[0], pair[1])).unzip();
+    let size = freed.len() as u64 * chunk;
+    // On a card nothing can be copied out while the stream is held.
+    let (through_new, through_old) = (bench.allocate(size, stream), bench.allocate(size, stream));
+    let before = bench.device().figures().counters;
+    // Late from here on, so that the moving overtakes the work.
+    let held = gpu.hold(&[stream]);
+    for (turn, old) in freed.iter().enumerate() {
+        gpu.fill(*old, chunk, 1 + turn as u32, stream);
+        bench.free(*old);
+    }
+    let large = bench.allocate(size, stream);
+    let after = bench.device().figures().counters;
+    let moved = (after.stitches - before.stitches) as usize;
+    assert!(moved >= freed.len() / 2, "only {moved} chunks were moved");
+    assert_eq!(
+        after.stale - before.stale,
+        moved as u64,
+        "an old mapping was taken down"
+    );
+    if let Some(machine) = gpu.machine() {
+        // What the test does at the old addresses no program may.
+        machine.unclaimed_ok(true);
+    }
+    gpu.copy(through_new, large, size, stream);
+    let parts = (0..size).step_by(chunk as usize);
+    for (turn, at) in parts.clone().enumerate() {
+        gpu.fill(large + at, chunk, 1001 + turn as u32, stream);
+    }
+    for (at, old) in parts.zip(&freed) {
+        gpu.copy(through_old + at, *old, chunk, stream);
+    }
+    held.release();
+
+    let through_new_words = gpu.read(through_new, size, stream);
+    let through_old_words = gpu.read(through_old, size, stream);
+    let words = (chunk / 4) as usize;
+    let mut pairs = 0;
+    for (turn, new) in through_new_words.chunks(words).enumerate() {
+        // What was created for the rest has no old address, and anything may stand in it.
+        let was = |old: &usize| new.iter().all(|word| *word == *old as u32);
+        let Some(old) = (1..=freed.len()).find(was) else {
+            continue;
+        };
+        pairs += 1;
+        let old = &through_old_words[(old - 1) * words..old * words];
+        let expected = 1001 + turn as u32;
+        assert!(
+            old.iter().all(|word| *word == expected),
+            "{} stands at the old address instead of {expected}",
+            old[0]
+        );
+    }
+    assert_eq!(pairs, moved, "chunks read at both addresses");
+    kept.iter().for_each(|block| bench.free(*block));
+    for block in [large, through_new, through_old] {
+        bench.free(block);
+    }
+    bench.finish();
+}
+
 /// Far more chunks are moved than old mappings are kept, while the work under them still runs:
 /// they stay up, nothing waits, and they come down later.
 #[test]

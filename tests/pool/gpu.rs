@@ -388,6 +388,13 @@ impl Gpu {
         ok(unsafe { (self.functions.cuMemsetD32Async)(address, word, count, stream as CUstream) });
     }
 
+    /// Copies from one place in the device's memory to another.
+    pub fn copy(&self, to: u64, from: u64, bytes: u64, stream: u64) {
+        let (bytes, stream) = (bytes as usize, stream as CUstream);
+        // SAFETY: as above.
+        ok(unsafe { (self.functions.cuMemcpyDtoDAsync_v2)(to, from, bytes, stream) });
+    }
+
     /// Copies memory out when its turn comes.
     ///
     /// # Safety
