@@ -266,7 +266,7 @@ impl<G: Gpu> Pool<G> {
                 (count + 1, bytes + block.size)
             })
         };
-        let all = &self.counters.all;
+        let all = &self.counters.read().all;
         for (name, count, bytes, states) in [
             (
                 "allocated",

@@ -25,7 +25,7 @@ mod table;
 mod wait;
 
 pub use check::Broken;
-pub use counters::{Class, Counters, Flow, Usage};
+pub use counters::{Class, Counters, Events, Flow, Tally, Usage};
 pub use gpu::{Event, Gpu, Handle, Refusal};
 pub use group::{GroupId, SHARED};
 pub use pool::{Policy, Pool, Shortage, Unknown};

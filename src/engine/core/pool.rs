@@ -6,7 +6,7 @@
 use super::block::{Block, BlockId, Blocks, NONE, State};
 use super::chunk::ChunkId;
 use super::clock::Clock;
-use super::counters::Counters;
+use super::counters::{Counters, Tally};
 use super::gpu::{Gpu, Refusal};
 use super::group::{Group, GroupId, SHARED};
 use super::stream::{Slots, StreamKey};
@@ -69,7 +69,7 @@ pub struct Pool<G> {
     /// In the order of being freed.
     pub(super) pending: VecDeque<Pending>,
     pub(super) clock: Clock,
-    pub(super) counters: Counters,
+    pub(super) counters: Tally,
     /// A closing group may have become free.
     ripe: bool,
     /// Scratch: chunks to move and the holes they lie in, ascending inside a hole.
@@ -97,7 +97,7 @@ impl<G: Gpu> Pool<G> {
             groups: vec![Group::new(idle, granularity)],
             pending: VecDeque::new(),
             clock: Clock::new(),
-            counters: Counters::default(),
+            counters: Tally::default(),
             ripe: false,
             chosen: Vec::new(),
         }
@@ -205,12 +205,17 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Everything counted so far.
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> Counters {
+        self.counters.read()
+    }
+
+    /// The counting itself.
+    pub fn tally(&self) -> &Tally {
         &self.counters
     }
 
-    /// For resetting peaks and sums.
-    pub fn counters_mut(&mut self) -> &mut Counters {
+    /// For resetting peaks and sums, and for what happens outside the pool.
+    pub fn tally_mut(&mut self) -> &mut Tally {
         &mut self.counters
     }
 
@@ -339,10 +344,11 @@ impl<G: Gpu> Pool<G> {
     }
 
     fn shortage(&self, asked: u64, refusal: Refusal) -> Shortage {
+        let (live, reserved) = self.counters.in_use_and_held();
         Shortage {
             asked,
-            live: self.counters.all.allocated_bytes.current,
-            reserved: self.counters.all.reserved_bytes.current,
+            live,
+            reserved,
             largest: self.largest_free(),
             refusal,
         }
@@ -381,8 +387,8 @@ impl<G: Gpu> Pool<G> {
         } = self;
         let free = blocks[hole];
         let owner = slots.get_mut(free.slot);
-        counters.hole_removed(free.size);
         if free.size == size {
+            counters.hole_removed(size);
             owner.remove(blocks, hole);
             let block = &mut blocks[hole];
             block.state = State::Live;
@@ -418,9 +424,8 @@ impl<G: Gpu> Pool<G> {
             block
         };
         blocks[hole].size -= size;
-        let rest = blocks[hole].size;
         owner.bins.insert(blocks, hole);
-        counters.hole_added(rest);
+        counters.hole_cut(free.size, size);
         block
     }
 
@@ -435,7 +440,6 @@ impl<G: Gpu> Pool<G> {
     #[inline]
     pub(super) fn retire_at(&mut self, id: BlockId, clock: u64) {
         let (size, slot) = (self.blocks[id].size, self.blocks[id].slot);
-        self.counters.retired(size);
         let owner = self.slots.get_mut(slot);
         owner.live -= 1;
         let group = &mut self.groups[owner.group as usize];
@@ -454,7 +458,7 @@ impl<G: Gpu> Pool<G> {
             groups,
             ..
         } = self;
-        let (mut id, mut slot, mut clock) = (id, slot, clock);
+        let (mut id, mut slot, mut clock, mut before) = (id, slot, clock, 0);
         let (group, idle) = (slots.get(slot).group, slots.get(slot).idle);
         let tail = &mut groups[group as usize].tail;
         let prev = blocks[id].prev;
@@ -463,7 +467,7 @@ impl<G: Gpu> Pool<G> {
             if let Some(joined) = join((slot, clock), (other, detail), idle) {
                 (slot, clock) = joined;
                 slots.get_mut(other).remove(blocks, prev);
-                counters.hole_removed(blocks[prev].size);
+                before = blocks[prev].size;
                 blocks.absorb_next(prev, tail);
                 id = prev;
             }
@@ -474,7 +478,10 @@ impl<G: Gpu> Pool<G> {
             if let Some(joined) = join((slot, clock), (other, detail), idle) {
                 (slot, clock) = joined;
                 slots.get_mut(other).remove(blocks, next);
-                counters.hole_removed(blocks[next].size);
+                match before {
+                    0 => before = blocks[next].size,
+                    _ => counters.hole_removed(blocks[next].size),
+                }
                 blocks.absorb_next(id, tail);
             }
         }
@@ -483,7 +490,10 @@ impl<G: Gpu> Pool<G> {
         hole.slot = slot;
         hole.detail = clock;
         hole.shared = false;
-        counters.hole_added(hole.size);
+        match before {
+            0 => counters.hole_added(hole.size),
+            _ => counters.hole_grown(before, hole.size - before),
+        }
         slots.get_mut(slot).insert(blocks, id);
     }
 }

@@ -29,7 +29,7 @@ impl<G: Gpu> Pool<G> {
     pub(super) fn defer(&mut self, id: BlockId) {
         let size = self.blocks[id].size;
         self.blocks[id].state = State::Pending;
-        self.counters.pending_bytes += size;
+        self.counters.deferred(size);
         let until = self.clock.tick(size);
         self.pending.push_back(Pending { block: id, until });
     }
@@ -72,7 +72,7 @@ impl<G: Gpu> Pool<G> {
         {
             let id = done.block;
             self.pending.pop_front();
-            self.counters.pending_bytes -= self.blocks[id].size;
+            self.counters.let_go(self.blocks[id].size);
             // Its own stream's work before the free is done as well.
             self.retire_at(id, passed);
             changed = true;

@@ -208,7 +208,7 @@ impl Device {
         };
         self.shelves.clear(key, &mut state.pool);
         // To the pool a block on any shelf is in use; no peak may count it.
-        if state.pool.counters().would_peak(rounded, requested) {
+        if state.pool.tally().would_peak(rounded, requested) {
             self.shelves.clear_all(&mut state.pool);
         }
         let address = match state.pool.allocate_free(rounded, requested, key, group) {
@@ -239,7 +239,7 @@ impl Device {
             result = state.pool.allocate(rounded, requested, key, group);
         }
         result.map_err(|shortage| {
-            state.pool.counters_mut().ooms += 1;
+            state.pool.tally_mut().ooms += 1;
             OutOfMemory {
                 device: self.ordinal,
                 shortage: Shortage {
@@ -343,12 +343,12 @@ impl Device {
 
     /// Sets the peaks to what there is now.
     pub fn reset_peaks(&self) {
-        self.settled().pool.counters_mut().reset_peaks();
+        self.settled().pool.tally_mut().reset_peaks();
     }
 
     /// Sets the sums of what was ever allocated and freed to 0.
     pub fn reset_accumulated(&self) {
-        self.settled().pool.counters_mut().reset_accumulated();
+        self.settled().pool.tally_mut().reset_accumulated();
     }
 
     /// What the pool looks like now.
@@ -365,7 +365,7 @@ impl Device {
 
     fn figures_of(&self, state: &State) -> Figures {
         Figures {
-            counters: *state.pool.counters(),
+            counters: state.pool.counters(),
             calls: Call::ALL
                 .iter()
                 .map(|call| (*call, self.ledger.figures(*call)))

@@ -201,7 +201,7 @@ impl Shelf {
         for class in [Class::Small, Class::Large] {
             let recycled = std::mem::take(&mut self.recycled[class as usize]);
             if recycled.count > 0 {
-                pool.counters_mut().recycled(
+                pool.tally_mut().recycled(
                     class,
                     recycled.count,
                     recycled.bytes,
