@@ -13,4 +13,4 @@ pub mod stats;
 
 pub use device::{Device, Figures, OutOfMemory, PoolId, Route, UnknownPointer};
 pub use ledger::{Call, CallFigures};
-pub use registry::{Allocator, allocator, allocator_in_use};
+pub use registry::{Allocator, allocator, allocator_in_use, process_settings};
