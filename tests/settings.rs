@@ -1,7 +1,7 @@
 //! Settings: from the environment's text to their effect, and as the README shows them.
 
 use concertina_engine::runtime::dump;
-use concertina_engine::runtime::settings::{Driver, RoundUp, Settings, VARIABLES, markdown};
+use concertina_engine::runtime::settings::{Driver, Free, RoundUp, Settings, VARIABLES, markdown};
 use std::path::PathBuf;
 
 const MIB: usize = 1 << 20;
@@ -45,6 +45,8 @@ fn nothing_set_is_the_defaults() {
 
 #[test]
 fn every_setting_takes_effect() {
+    assert_eq!(good("free:relaxed").free, Free::Relaxed);
+    assert_eq!(good("free:relaxed,free:strict").free, Free::Strict);
     assert!(!good("expandable_segments:False").expandable_segments);
     assert_eq!(
         good("per_process_memory_fraction:0.25").per_process_memory_fraction,

@@ -17,6 +17,7 @@ mod counters;
 mod gpu;
 mod group;
 mod grow;
+mod look;
 mod plain;
 mod pool;
 mod space;
@@ -28,6 +29,7 @@ pub use check::Broken;
 pub use counters::{Class, Counters, Events, Flow, Tally, Usage};
 pub use gpu::{Event, Gpu, Handle, Refusal};
 pub use group::{GroupId, SHARED};
+pub use look::Found;
 pub use pool::{Policy, Pool, Shortage, Unknown};
 pub use stream::StreamKey;
 

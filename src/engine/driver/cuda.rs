@@ -3,13 +3,14 @@
 
 use super::Functions;
 use super::functions::driver_functions;
+use super::symbol::real_dlsym;
 use cudarc::driver::sys::*;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::mem;
 
 /// The driver's own name for its library. Not `libcuda.so`: that is a stub on machines with the
 /// toolkit.
-const LIBRARY: &CStr = c"libcuda.so.1";
+pub const LIBRARY: &CStr = c"libcuda.so.1";
 
 /// The CUDA driver of this machine, or one line that says why there is none.
 pub fn cuda() -> Result<Functions, String> {
@@ -22,7 +23,7 @@ pub fn cuda() -> Result<Functions, String> {
     let find = |name: &str| {
         let symbol = CString::new(name).map_err(|_| String::from("a name holds a NUL"))?;
         // SAFETY: a live handle and a NUL-terminated name.
-        let address = unsafe { libc::dlsym(library, symbol.as_ptr()) };
+        let address = unsafe { real_dlsym()(library, symbol.as_ptr()) };
         match address.is_null() {
             true => Err(format!(
                 "the CUDA driver has no {name}: it is older than CUDA 12.5"

@@ -4,8 +4,9 @@
 mod cuda;
 mod functions;
 mod sim;
+pub mod symbol;
 
-pub use self::cuda::cuda;
+pub use self::cuda::{LIBRARY, cuda};
 pub use self::sim::sim;
 
 use cudarc::driver::sys::*;

@@ -1,8 +1,10 @@
 //! One device: its pool behind a lock.
 
-use super::gpu::{
-    DriverGpu, Properties, foreign_context, is_capturing, stream_key, synchronize_context,
-};
+mod direct;
+
+pub use direct::Usage;
+
+use super::gpu::{DriverGpu, Properties, foreign_context, is_capturing, stream_key, synchronize};
 use super::ledger::{Call, CallFigures, Ledger};
 use super::message;
 use super::settings::{RoundUp, Settings};
@@ -13,7 +15,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// PyTorch's name for a private pool.
@@ -49,30 +51,6 @@ struct State {
     foreign: HashMap<u64, Vec<usize>>,
 }
 
-impl State {
-    fn private(&self, pool: PoolId) -> Option<&Private> {
-        self.private.iter().find(|private| private.id == pool)
-    }
-
-    /// One more user of a private pool. False where it cannot be made.
-    fn retain(&mut self, pool: PoolId) -> bool {
-        if let Some(private) = self.private.iter_mut().find(|private| private.id == pool) {
-            private.users += 1;
-            return true;
-        }
-        let Some(group) = self.pool.open_group() else {
-            message::say("too many private pools: this one shares everybody's memory");
-            return false;
-        };
-        self.private.push(Private {
-            id: pool,
-            group,
-            users: 1,
-        });
-        true
-    }
-}
-
 /// One device and its pool. Any thread may call anything; calls on one device take turns.
 pub struct Device {
     ordinal: i32,
@@ -80,8 +58,6 @@ pub struct Device {
     properties: Arc<Properties>,
     ledger: Arc<Ledger>,
     round_up: RoundUp,
-    /// The share of the device's memory that was set last; an `f64`.
-    fraction: AtomicU64,
     /// Some allocations go to private pools.
     routed: AtomicBool,
     shelves: Shelves,
@@ -184,7 +160,6 @@ impl Device {
             properties,
             ledger,
             round_up: settings.round_up,
-            fraction: AtomicU64::new(settings.per_process_memory_fraction.to_bits()),
             routed: AtomicBool::new(false),
             shelves: Shelves::new(),
             state: Mutex::new(state),
@@ -213,25 +188,25 @@ impl Device {
     #[inline]
     pub fn allocate(&self, size: usize, stream: u64) -> Result<u64, OutOfMemory> {
         let key = stream_key(&self.functions, self.properties.context, stream);
+        self.allocate_for(size, key)
+    }
+
+    #[inline]
+    fn allocate_for(&self, size: usize, key: StreamKey) -> Result<u64, OutOfMemory> {
         if !self.routed.load(Relaxed)
             && let Some(address) = self.shelves.take(key, size as u64)
         {
             return Ok(address);
         }
-        self.allocate_from_pool(size, stream, key)
+        self.allocate_from_pool(size, key)
     }
 
-    fn allocate_from_pool(
-        &self,
-        size: usize,
-        stream: u64,
-        key: StreamKey,
-    ) -> Result<u64, OutOfMemory> {
+    fn allocate_from_pool(&self, size: usize, key: StreamKey) -> Result<u64, OutOfMemory> {
         let (requested, rounded) = (size as u64, self.round_up.round_up(size) as u64);
         let mut state = self.state.lock();
         let group = match state.routes.is_empty() {
             true => SHARED,
-            false => self.routed(&mut state, stream),
+            false => self.routed(&mut state, key.handle),
         };
         self.shelves.clear(key, &mut state.pool);
         // To the pool a block on any shelf is in use; no peak may count it.
@@ -303,7 +278,7 @@ impl Device {
         if !state.foreign.is_empty() {
             // This device's events say nothing of another's streams.
             for context in state.foreign.remove(&address).into_iter().flatten() {
-                synchronize_context(&self.functions, context);
+                synchronize(&self.functions, context);
             }
         }
         state
@@ -351,30 +326,14 @@ impl Device {
         self.settled().pool.size_of(address)
     }
 
-    /// Bytes of the largest block that a request could get now, as far as can be told beforehand: the
-    /// largest free range, or what the limit and the device leave to grow by.
-    pub fn largest_obtainable(&self) -> u64 {
-        let state = self.settled();
-        let reserved = state.pool.counters().all.reserved_bytes.current;
-        let device = state.pool.gpu().memory_info().map_or(0, |(free, _)| free);
-        let growth = device.min(self.ledger.limit().saturating_sub(reserved));
-        growth.max(state.pool.largest_free())
-    }
-
     /// Sets how many bytes may be held from the driver; `None` lifts the limit. What is held
     /// beyond it stays.
     pub fn set_limit(&self, bytes: Option<u64>) {
         self.ledger.set_limit(bytes.unwrap_or(u64::MAX));
     }
 
-    /// The share of the device's memory that the pool may hold, as it was last set.
-    pub fn memory_fraction(&self) -> f64 {
-        f64::from_bits(self.fraction.load(Relaxed))
-    }
-
     /// Limits the pool to a share of the device's memory, 0.0 to 1.0; 1.0 lifts the limit.
     pub fn set_memory_fraction(&self, fraction: f64) {
-        self.fraction.store(fraction.to_bits(), Relaxed);
         let limit = (fraction < 1.0).then(|| share(fraction, self.properties.total));
         self.set_limit(limit);
     }
@@ -426,23 +385,27 @@ impl Device {
 
     // ---- private pools -------------------------------------------------------------------
 
-    /// Counts one more user of the private pool, which is made if there is none of that name.
-    pub fn retain_pool(&self, pool: PoolId) {
-        self.state.lock().retain(pool);
-    }
-
-    /// How many users the private pool has; 0 where there is none of that name.
-    pub fn pool_users(&self, pool: PoolId) -> usize {
-        let state = self.state.lock();
-        state.private(pool).map_or(0, |private| private.users)
-    }
-
     /// From now on allocations that the route's filter claims come from its private pool, which
     /// is made if there is none of that name. One more user of it is counted.
     pub fn begin_pool(&self, route: Route) {
         let mut state = self.state.lock();
-        if !state.retain(route.pool) {
-            return;
+        match state
+            .private
+            .iter_mut()
+            .find(|private| private.id == route.pool)
+        {
+            Some(private) => private.users += 1,
+            None => match state.pool.open_group() {
+                Some(group) => state.private.push(Private {
+                    id: route.pool,
+                    group,
+                    users: 1,
+                }),
+                None => {
+                    message::say("too many private pools: this one shares everybody's memory");
+                    return;
+                }
+            },
         }
         state.routes.push(Routed {
             route,
@@ -498,7 +461,8 @@ impl Device {
             routed.capture = Some(capturing);
             self.note_routes(state);
         }
-        state.private(id).map_or(SHARED, |private| private.group)
+        let private = state.private.iter().find(|private| private.id == id);
+        private.map_or(SHARED, |private| private.group)
     }
 
     /// Shelves know nothing of routes, and are passed by while there are any. In a capture nothing
@@ -516,8 +480,7 @@ fn share(fraction: f64, total: u64) -> u64 {
 }
 
 impl fmt::Display for OutOfMemory {
-    /// Begins as PyTorch's message does: retry helpers look for its first words. What is not about
-    /// memory does not: to ask again for less would be no help.
+    /// Begins as PyTorch's message does: retry helpers look for its first words.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Shortage {
             asked,
@@ -526,14 +489,6 @@ impl fmt::Display for OutOfMemory {
             largest,
             refusal,
         } = self.shortage;
-        if let Some(error) = &self.error {
-            return write!(
-                f,
-                "CUDA error: {error} when {} were to be allocated on device {}",
-                Bytes(asked),
-                self.device
-            );
-        }
         write!(
             f,
             "CUDA out of memory. Tried to allocate {} on device {}",
@@ -560,8 +515,9 @@ impl fmt::Display for OutOfMemory {
             write!(f, "; limit: {}", Bytes(limit))?;
         }
         let outside = total.saturating_sub(free).saturating_sub(reserved);
-        match refusal {
-            Refusal::OverLimit if free > asked => {
+        match (&self.error, refusal) {
+            (Some(error), _) => write!(f, ". The driver said {error}."),
+            (_, Refusal::OverLimit) if free > asked => {
                 write!(
                     f,
                     ". The limit stands in the way: the device has room for this request."

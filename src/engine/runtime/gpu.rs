@@ -213,11 +213,12 @@ pub fn foreign_context(functions: &Functions, context: usize, handle: u64) -> Op
     (status == 0 && owner as usize != context).then_some(owner as usize)
 }
 
-/// Waits for all work of a context.
-pub fn synchronize_context(functions: &Functions, context: usize) -> bool {
+/// Waits for all work of a context. The driver's status, 0 for success.
+#[inline]
+pub fn synchronize(functions: &Functions, context: usize) -> u32 {
     let _current = current(functions, context);
     // SAFETY: no arguments.
-    unsafe { (functions.cuCtxSynchronize)() == 0 }
+    unsafe { (functions.cuCtxSynchronize)() }
 }
 
 /// A number for this thread that no other thread ever had.

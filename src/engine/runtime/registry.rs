@@ -2,10 +2,11 @@
 
 use super::device::Device;
 use super::message;
-use super::settings::{Driver, Settings};
+use super::settings::{self, Driver, Settings};
 use crate::driver::{self, Functions};
 use once_cell::sync::{Lazy, OnceCell};
 use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The pools of any number of devices, over one driver.
 pub struct Allocator {
@@ -102,16 +103,23 @@ impl Allocator {
     }
 }
 
+/// Only `CONCERTINA_CONF` is read.
+static OWN_SETTINGS: AtomicBool = AtomicBool::new(false);
+
+/// From now on PyTorch's variables are not read: for a process whose PyTorch, if it has one, is a
+/// program like any other. No effect once the allocator has been made.
+pub fn use_own_settings() {
+    OWN_SETTINGS.store(true, Relaxed);
+}
+
 static SETTINGS: Lazy<Settings> = Lazy::new(|| {
-    let (settings, complaints) = Settings::from_environment();
+    let own = OWN_SETTINGS.load(Relaxed);
+    let (settings, complaints) = Settings::from_lookup(|variable| {
+        settings::variable_text(variable).filter(|_| !own || variable == settings::VARIABLES[0])
+    });
     complaints.iter().for_each(|line| message::say(line));
     settings
 });
-
-/// The settings of this process, as the environment says; complaints are made on the first call.
-pub fn process_settings() -> &'static Settings {
-    &SETTINGS
-}
 
 static ALLOCATOR: OnceCell<Option<Allocator>> = OnceCell::new();
 

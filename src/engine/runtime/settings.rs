@@ -31,6 +31,17 @@ pub struct Settings {
     pub chunk_size: usize,
     /// How sizes are rounded up.
     pub round_up: RoundUp,
+    /// What `cudaFree` waits for under `LD_PRELOAD`.
+    pub free: Free,
+}
+
+/// What `cudaFree` waits for where the library stands in for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Free {
+    /// For all work of the device, as CUDA's own does.
+    Strict,
+    /// For nothing; the memory is used again only after that work.
+    Relaxed,
 }
 
 /// Where memory comes from.
@@ -51,6 +62,7 @@ impl Default for Settings {
             driver: Driver::Cuda,
             chunk_size: 0,
             round_up: RoundUp::default(),
+            free: Free::Strict,
         }
     }
 }
@@ -195,6 +207,10 @@ table! {
     "roundup_power2_divisions", Kind::Divisions, "none",
         sets!(round_up, Divisions(divisions) => divisions),
         "round sizes up to this fraction of a power of two, for all or by size in MiB";
+    "free", Kind::Word(&["strict", "relaxed"]), "strict",
+        sets!(free, Word(which) => if which == 0 { Free::Strict } else { Free::Relaxed }),
+        "with `LD_PRELOAD`: `strict` makes cudaFree wait for the device, as CUDA's own does; \
+         `relaxed` returns at once, and the memory is used again only after the work before";
     "garbage_collection_threshold", Kind::Fraction, "0.0", Effect::Nothing, "";
     "max_split_size_mb", Kind::Megabytes { at_least: 20, multiple_of: 1 }, "none",
         Effect::Nothing, "";

@@ -1,0 +1,99 @@
+//! What a program's own CUDA calls ask of a device: memory as `cudaMalloc` and `cudaMallocAsync` hand
+//! it out, and what can be asked about it.
+
+use super::{Device, OutOfMemory, UnknownPointer};
+use crate::core::{Found, StreamKey};
+use crate::runtime::gpu::{stream_key, synchronize};
+
+/// The owner of memory that is ordered by no stream, as `cudaMalloc`'s is. Whatever it holds is idle:
+/// it gets a block back only once nothing uses it. To the driver its handle is the default stream;
+/// its number sets it apart, as the driver counts streams from 1 and threads have handle 2.
+const UNORDERED: StreamKey = StreamKey {
+    handle: 0,
+    id: u64::MAX,
+};
+
+/// How much of a device a process uses, as its own calls show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes of the blocks in use.
+    pub live: u64,
+    /// Bytes held from the driver.
+    pub reserved: u64,
+}
+
+impl Device {
+    /// The primary context that the device's memory is used in, as the driver's handle.
+    pub fn context(&self) -> usize {
+        self.properties.context
+    }
+
+    /// Hands out `size` bytes that any stream may use at once.
+    #[inline]
+    pub fn allocate_unordered(&self, size: usize) -> Result<u64, OutOfMemory> {
+        self.allocate_for(size, UNORDERED)
+    }
+
+    /// Takes back a block that no work uses any more: the caller has waited for it.
+    #[inline]
+    pub fn free_idle(&self, address: u64) -> Result<(), UnknownPointer> {
+        self.free(address, UNORDERED.handle)
+    }
+
+    /// Takes back a block that work on any stream may still use: it is not used again before all work
+    /// of the device up to now is done. Does not wait.
+    pub fn free_later(&self, address: u64) -> Result<(), UnknownPointer> {
+        let mut state = self.state.lock();
+        let owner = state.pool.stream_of(address).ok_or(UnknownPointer)?;
+        // Any other than the owner makes the block wait.
+        let other = StreamKey {
+            handle: owner.handle,
+            id: !owner.id,
+        };
+        if !self.shelves.forget(owner, address) {
+            return Err(UnknownPointer);
+        }
+        let shared = state.pool.record_use(address, other);
+        shared
+            .and_then(|()| state.pool.free(address).map(drop))
+            .map_err(|_| UnknownPointer)
+    }
+
+    /// Takes back a block in the order of the stream (by handle): that stream's later work may use the
+    /// memory again where it was allocated on the same stream; otherwise as [`Device::free_later`].
+    pub fn free_on(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
+        let key = stream_key(&self.functions, self.properties.context, stream);
+        let owner = self.state.lock().pool.stream_of(address);
+        if owner.ok_or(UnknownPointer)? == key {
+            self.free(address, stream)
+        } else {
+            self.free_later(address)
+        }
+    }
+
+    /// The block in use around an address, which need not be its start.
+    pub fn find(&self, address: u64) -> Option<Found> {
+        self.settled().pool.block_around(address)
+    }
+
+    /// Whether the block was allocated in the order of a stream.
+    pub fn is_stream_ordered(found: &Found) -> bool {
+        found.stream != UNORDERED
+    }
+
+    /// What is in use and held now.
+    pub fn usage(&self) -> Usage {
+        let state = self.settled();
+        let all = &state.pool.counters().all;
+        Usage {
+            live: all.allocated_bytes.current,
+            reserved: all.reserved_bytes.current,
+        }
+    }
+
+    /// Waits for all work of the device, on every stream. The driver's status, 0 for success.
+    #[inline]
+    pub fn synchronize(&self) -> u32 {
+        synchronize(&self.functions, self.properties.context)
+    }
+}

@@ -1,0 +1,105 @@
+//! Which device's pool a call is for: that of the current context, if it is the device's primary one.
+//! Whatever is done in a context that the program made itself is the driver's.
+
+use super::real;
+use concertina_engine::driver;
+use concertina_engine::runtime::{
+    Device, allocator, allocator_in_use, lifecycle, use_own_settings,
+};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+/// Devices beyond these are left to the driver.
+const DEVICES: usize = 64;
+
+/// Each device's primary context, once its pool is there; else 0.
+static PRIMARY: [AtomicUsize; DEVICES] = [const { AtomicUsize::new(0) }; DEVICES];
+/// The hold that a pool took on its context was let go.
+static RELEASED: [AtomicBool; DEVICES] = [const { AtomicBool::new(false) }; DEVICES];
+/// The last context that turned out to be none of these.
+static OTHER: AtomicUsize = AtomicUsize::new(0);
+/// There is no pool to be had in this process.
+static HOPELESS: AtomicBool = AtomicBool::new(false);
+
+/// The calling thread's context; 0 where there is none.
+#[inline]
+pub fn current() -> usize {
+    let mut context = 0;
+    match real::ask!(cuCtxGetCurrent(&mut context)) {
+        0 => context,
+        _ => 0,
+    }
+}
+
+/// The device whose primary context this is, if it has a pool already.
+#[inline]
+pub fn known(context: usize) -> Option<&'static Device> {
+    if context == 0 {
+        return None;
+    }
+    let allocator = allocator_in_use()?;
+    let mut devices = allocator.open_devices();
+    devices.find(|device| {
+        let primary = PRIMARY.get(device.ordinal() as usize);
+        primary.is_some_and(|primary| primary.load(Relaxed) == context)
+    })
+}
+
+/// The device of the current context, if it has a pool already.
+#[inline]
+pub fn known_device() -> Option<&'static Device> {
+    known(current())
+}
+
+/// The device of the current context; its pool is made if there is none.
+#[inline]
+pub fn device() -> Option<&'static Device> {
+    let context = current();
+    known(context).or_else(|| take_up(context))
+}
+
+/// Makes the pool of the device whose primary context is the current one, `context`.
+#[cold]
+fn take_up(context: usize) -> Option<&'static Device> {
+    if context == 0 || HOPELESS.load(Relaxed) || OTHER.load(Relaxed) == context {
+        return None;
+    }
+    let ordinal = primary_of(context);
+    if ordinal.is_none() {
+        OTHER.store(context, Relaxed);
+    }
+    let ordinal = ordinal?;
+    let primary = PRIMARY.get(ordinal as usize)?;
+    // Where the driver is too old for the pool, or there is none, the program runs as without it.
+    if allocator_in_use().is_none() && driver::cuda().is_err() {
+        HOPELESS.store(true, Relaxed);
+        return None;
+    }
+    lifecycle::first_use();
+    // What is set for PyTorch's allocator is PyTorch's, which may be what runs above us.
+    use_own_settings();
+    let device = allocator()?.device(ordinal).ok()?;
+    if !RELEASED[ordinal as usize].swap(true, Relaxed) {
+        // The pool holds the context, so it would outlive the program's last release of it.
+        real::ask!(cuDevicePrimaryCtxRelease_v2(ordinal));
+    }
+    if device.context() != context {
+        OTHER.store(context, Relaxed);
+        return None;
+    }
+    primary.store(context, Relaxed);
+    Some(device)
+}
+
+/// The device whose primary context is the current one, `context`.
+fn primary_of(context: usize) -> Option<i32> {
+    let (mut device, mut flags, mut active, mut primary) = (0, 0, 0, 0);
+    if real::ask!(cuCtxGetDevice(&mut device)) != 0
+        || real::ask!(cuDevicePrimaryCtxGetState(device, &mut flags, &mut active)) != 0
+        || active == 0
+        || real::ask!(cuDevicePrimaryCtxRetain(&mut primary, device)) != 0
+    {
+        return None;
+    }
+    real::ask!(cuDevicePrimaryCtxRelease_v2(device));
+    (primary == context).then_some(device)
+}

@@ -1,0 +1,152 @@
+//! The one list of the driver's functions that this library stands in for.
+
+use std::ffi::c_void;
+
+/// Calls `$then!` with the list, one entry a symbol of `libcuda.so.1`:
+///
+/// ```text
+/// symbol: name for cuGetProcAddress, CUDA version that brought this form, default stream,
+///     (arguments) => what is done here;
+/// ```
+///
+/// Names, versions and arguments are those of `cuda.h` and `cudaTypedefs.h` of CUDA 13. A function
+/// that takes a stream is there twice, as the null stream means another one in each.
+macro_rules! interposed {
+    ($then:ident) => {
+        $then! {
+            cuMemAlloc_v2: "cuMemAlloc", 3020, Either,
+                (address: *mut u64, bytes: usize) => memory::allocate(address, bytes);
+            cuMemAllocPitch_v2: "cuMemAllocPitch", 3020, Either,
+                (address: *mut u64, pitch: *mut usize, width: usize, height: usize, element: c_uint)
+                => memory::allocate_pitch(address, pitch, width, height, element);
+            cuMemFree_v2: "cuMemFree", 3020, Either,
+                (address: u64) => memory::free(address);
+
+            cuMemAllocAsync: "cuMemAllocAsync", 11020, Legacy,
+                (address: *mut u64, bytes: usize, stream: u64)
+                => ordered::allocate(address, bytes, stream);
+            cuMemAllocAsync_ptsz: "cuMemAllocAsync", 11020, PerThread,
+                (address: *mut u64, bytes: usize, stream: u64)
+                => ordered::allocate(address, bytes, ordered::per_thread(stream));
+            cuMemAllocFromPoolAsync: "cuMemAllocFromPoolAsync", 11020, Legacy,
+                (address: *mut u64, bytes: usize, pool: *mut c_void, stream: u64)
+                => ordered::allocate_from(address, bytes, pool, stream);
+            cuMemAllocFromPoolAsync_ptsz: "cuMemAllocFromPoolAsync", 11020, PerThread,
+                (address: *mut u64, bytes: usize, pool: *mut c_void, stream: u64)
+                => ordered::allocate_from(address, bytes, pool, ordered::per_thread(stream));
+            cuMemFreeAsync: "cuMemFreeAsync", 11020, Legacy,
+                (address: u64, stream: u64) => ordered::free(address, stream);
+            cuMemFreeAsync_ptsz: "cuMemFreeAsync", 11020, PerThread,
+                (address: u64, stream: u64) => ordered::free(address, ordered::per_thread(stream));
+            cuDeviceSetMemPool: "cuDeviceSetMemPool", 11020, Either,
+                (device: c_int, pool: *mut c_void) => ordered::set_pool(device, pool);
+
+            cuStreamBeginCapture: "cuStreamBeginCapture", 10000, Legacy,
+                (stream: u64) => capture::begin(stream, real::call!(cuStreamBeginCapture(stream)));
+            cuStreamBeginCapture_ptsz: "cuStreamBeginCapture", 10000, PerThread,
+                (stream: u64)
+                => capture::begin(stream, real::call!(cuStreamBeginCapture_ptsz(stream)));
+            cuStreamBeginCapture_v2: "cuStreamBeginCapture", 10010, Legacy,
+                (stream: u64, mode: c_uint)
+                => capture::begin(stream, real::call!(cuStreamBeginCapture_v2(stream, mode)));
+            cuStreamBeginCapture_v2_ptsz: "cuStreamBeginCapture", 10010, PerThread,
+                (stream: u64, mode: c_uint)
+                => capture::begin(stream, real::call!(cuStreamBeginCapture_v2_ptsz(stream, mode)));
+            cuStreamBeginCaptureToGraph: "cuStreamBeginCaptureToGraph", 12030, Legacy,
+                (stream: u64, graph: *mut c_void, nodes: *const c_void, edges: *const c_void,
+                    count: usize, mode: c_uint)
+                => capture::begin(stream, real::call!(
+                    cuStreamBeginCaptureToGraph(stream, graph, nodes, edges, count, mode)));
+            cuStreamBeginCaptureToGraph_ptsz: "cuStreamBeginCaptureToGraph", 12030, PerThread,
+                (stream: u64, graph: *mut c_void, nodes: *const c_void, edges: *const c_void,
+                    count: usize, mode: c_uint)
+                => capture::begin(stream, real::call!(
+                    cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode)));
+            cuStreamEndCapture: "cuStreamEndCapture", 10000, Legacy,
+                (stream: u64, graph: *mut c_void)
+                => capture::end(stream, real::call!(cuStreamEndCapture(stream, graph)));
+            cuStreamEndCapture_ptsz: "cuStreamEndCapture", 10000, PerThread,
+                (stream: u64, graph: *mut c_void)
+                => capture::end(stream, real::call!(cuStreamEndCapture_ptsz(stream, graph)));
+            cuStreamDestroy_v2: "cuStreamDestroy", 4000, Either,
+                (stream: u64) => capture::destroy(stream);
+
+            cuMemGetInfo_v2: "cuMemGetInfo", 3020, Either,
+                (free: *mut usize, total: *mut usize) => query::memory_info(free, total);
+            cuMemGetAddressRange_v2: "cuMemGetAddressRange", 3020, Either,
+                (start: *mut u64, size: *mut usize, address: u64)
+                => query::address_range(start, size, address);
+
+            cuGetProcAddress: "cuGetProcAddress", 11030, Legacy,
+                (name: *const c_char, function: *mut *mut c_void, version: c_int,
+                    flags: c_ulonglong)
+                => proc_address::find(name, function, version, flags,
+                    real::call!(cuGetProcAddress(name, function, version, flags)));
+            cuGetProcAddress_v2: "cuGetProcAddress", 12000, Legacy,
+                (name: *const c_char, function: *mut *mut c_void, version: c_int,
+                    flags: c_ulonglong, status: *mut c_uint)
+                => proc_address::find(name, function, version, flags,
+                    real::call!(cuGetProcAddress_v2(name, function, version, flags, status)));
+            cuGetProcAddress_v2_ptsz: "cuGetProcAddress", 12000, PerThread,
+                (name: *const c_char, function: *mut *mut c_void, version: c_int,
+                    flags: c_ulonglong, status: *mut c_uint)
+                => proc_address::find(name, function, version, proc_address::per_thread(flags),
+                    real::call!(cuGetProcAddress_v2_ptsz(name, function, version, flags, status)));
+        }
+    };
+}
+pub(super) use interposed;
+
+/// What the null stream means to a function.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum DefaultStream {
+    /// The function takes no stream, or a null one is none.
+    Either,
+    /// The legacy default stream.
+    Legacy,
+    /// The calling thread's own default stream.
+    PerThread,
+}
+
+/// A function's address.
+pub struct Address(pub *const c_void);
+// SAFETY: an address of code, which nobody writes to.
+unsafe impl Sync for Address {}
+
+/// One of our functions.
+pub struct Hook {
+    /// The driver's symbol.
+    pub symbol: &'static str,
+    /// The name for `cuGetProcAddress`.
+    pub base: &'static str,
+    /// The CUDA version that brought this form of the function.
+    pub since: i32,
+    pub stream: DefaultStream,
+    pub function: Address,
+}
+
+impl Hook {
+    /// Our function of a symbol.
+    pub fn of(symbol: &[u8]) -> Option<&'static Hook> {
+        super::HOOKS
+            .iter()
+            .find(|hook| hook.symbol.as_bytes() == symbol)
+    }
+
+    /// Our function for what `cuGetProcAddress` is asked: the newest form that is not newer than
+    /// `version`.
+    pub fn for_version(base: &[u8], version: i32, per_thread: bool) -> Option<&'static Hook> {
+        let wanted = if per_thread {
+            DefaultStream::PerThread
+        } else {
+            DefaultStream::Legacy
+        };
+        super::HOOKS
+            .iter()
+            .filter(|hook| {
+                let stream = hook.stream == wanted || hook.stream == DefaultStream::Either;
+                stream && hook.base.as_bytes() == base && hook.since <= version
+            })
+            .max_by_key(|hook| hook.since)
+    }
+}

@@ -1,0 +1,131 @@
+//! Memory as `cudaMalloc` hands it out: any stream may use it, and giving it back waits for the device.
+
+use super::{Answer, capture, context, real};
+use concertina_engine::runtime::settings::Free;
+use concertina_engine::runtime::{Allocator, Device, OutOfMemory, Refusal, allocator_in_use};
+use std::collections::HashMap;
+use std::ffi::c_uint;
+use std::sync::{Mutex, PoisonError};
+
+const OUT_OF_MEMORY: u32 = 2;
+const NOT_READY: u32 = 600;
+
+/// `cuMemAlloc`.
+#[inline]
+pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
+    if address.is_null() || bytes == 0 || capture::is_on() {
+        return None;
+    }
+    let device = context::device()?;
+    if !is_healthy() {
+        return None;
+    }
+    hand_out(address, device.allocate_unordered(bytes))
+}
+
+/// Whether work of the current context has failed, which the driver's own allocation would report.
+/// Does not wait.
+#[inline]
+fn is_healthy() -> bool {
+    is_relaxed() || matches!(real::ask!(cuStreamQuery(0)), 0 | NOT_READY)
+}
+
+#[inline]
+fn is_relaxed() -> bool {
+    allocator_in_use().is_some_and(|allocator| allocator.settings().free == Free::Relaxed)
+}
+
+/// Gives the program its block. Beyond its limit it gets the ordinary error; where the device has no
+/// memory the driver is to say so.
+#[inline]
+pub fn hand_out(to: *mut u64, block: Result<u64, OutOfMemory>) -> Answer {
+    match block {
+        Ok(address) => {
+            // SAFETY: the program's place for the address, which is not null.
+            unsafe { *to = address };
+            Some(0)
+        }
+        Err(shortage) if shortage.shortage.refusal == Refusal::OverLimit => Some(OUT_OF_MEMORY),
+        Err(_) => None,
+    }
+}
+
+/// `cuMemAllocPitch`. How far apart the rows lie is the driver's to say: the first allocation of each
+/// width is its own, and those after it do as it did.
+pub fn allocate_pitch(
+    address: *mut u64,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    element: c_uint,
+) -> Answer {
+    /// Pitches by width and element size; no more widths than this are remembered.
+    const WIDTHS: usize = 4096;
+    static PITCHES: Mutex<Option<HashMap<(usize, c_uint), usize>>> = Mutex::new(None);
+
+    if address.is_null() || pitch.is_null() || capture::is_on() {
+        return None;
+    }
+    let mut pitches = PITCHES.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = pitches.get_or_insert_default();
+    match known.get(&(width, element)).copied() {
+        Some(row) => {
+            drop(pitches);
+            let answer = allocate(address, row.checked_mul(height)?);
+            if answer == Some(0) {
+                // SAFETY: the program's place for the pitch, which is not null.
+                unsafe { *pitch = row };
+            }
+            answer
+        }
+        None => {
+            let status = real::call!(cuMemAllocPitch_v2(address, pitch, width, height, element));
+            if status == 0 && known.len() < WIDTHS {
+                // SAFETY: the driver wrote it just now.
+                known.insert((width, element), unsafe { *pitch });
+            }
+            Some(status)
+        }
+    }
+}
+
+/// `cuMemFree`.
+#[inline]
+pub fn free(address: u64) -> Answer {
+    if address == 0 {
+        return None;
+    }
+    let allocator = allocator_in_use()?;
+    let here = context::known_device();
+    if let Some(device) = here
+        && free_here(allocator, device, address)?
+    {
+        return Some(0);
+    }
+    free_elsewhere(allocator, here, address)
+}
+
+/// Memory of another device than the current one.
+#[cold]
+fn free_elsewhere(allocator: &Allocator, here: Option<&Device>, address: u64) -> Answer {
+    let others = allocator
+        .open_devices()
+        .filter(|other| here.is_none_or(|here| here.ordinal() != other.ordinal()));
+    for device in others {
+        if device.find(address).is_some() && free_here(allocator, device, address)? {
+            return Some(0);
+        }
+    }
+    None
+}
+
+/// Takes a block back; false where it is none of the device's. `None` where the device's work has
+/// failed, or a capture forbids to wait for it: the driver's own function says so, too.
+#[inline]
+fn free_here(allocator: &Allocator, device: &Device, address: u64) -> Option<bool> {
+    match allocator.settings().free {
+        Free::Relaxed => Some(device.free_later(address).is_ok()),
+        Free::Strict if device.synchronize() == 0 => Some(device.free_idle(address).is_ok()),
+        Free::Strict => None,
+    }
+}

@@ -1,0 +1,77 @@
+//! `LD_PRELOAD=libconcertina.so ./program`: the pool under a program's own allocations.
+//!
+//! What stands between is the driver's functions alone. Every way to CUDA's memory ends there: the
+//! runtime library, shared or linked into the program, finds the driver with `dlopen` and `dlsym` and
+//! asks it for each function by `cuGetProcAddress`; a program that uses the driver itself has its
+//! symbols. So `cudaMalloc` stays the runtime's own, with its own start, checks and error state, and
+//! reaches the pool when it calls `cuMemAlloc`.
+//!
+//! `list` is the one list of these functions. From it come the exported symbols, what `dlsym` and
+//! `cuGetProcAddress` answer, and the table of the driver's real functions. Each function here answers
+//! a status, or nothing: then the call is passed on to the driver as it came, and so it is where the
+//! pool cannot serve. The program gets the error that the driver gives.
+//!
+//! All of it does nothing where the library was not preloaded (PyTorch loads it by name, and its own
+//! calls are none of ours), and with `CONCERTINA_DISABLE=1`; see `presence`.
+
+mod capture;
+mod context;
+mod dlsym;
+mod inside;
+mod list;
+mod memory;
+mod ordered;
+mod presence;
+mod proc_address;
+mod query;
+mod real;
+
+use super::guard::guard;
+use concertina_engine::runtime::lifecycle;
+use list::interposed;
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+
+/// What one of our functions answers: the status that the program gets, or `None` to pass the call
+/// on to the driver.
+type Answer = Option<u32>;
+
+/// `CUDA_ERROR_NOT_FOUND`: what a program gets that calls a function which its driver lacks. Without
+/// this library it would not have started.
+const NOT_FOUND: u32 = 500;
+
+/// Runs one of our functions, unless it is none of our business: not preloaded, a child that forked
+/// from a process which had used the GPU, or a call that the driver makes on our own behalf.
+#[inline]
+fn attend(body: impl FnOnce() -> Answer) -> Answer {
+    if !presence::is_on() || lifecycle::in_forked_child() {
+        return None;
+    }
+    let _inside = inside::enter()?;
+    guard(None, body)
+}
+
+macro_rules! export {
+    ($($symbol:ident: $base:literal, $since:literal, $stream:ident,
+        ($($argument:ident: $kind:ty),*) => $body:expr;)*) => {
+        $(
+            /// The driver's function of this name.
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $symbol($($argument: $kind),*) -> u32 {
+                match attend(|| $body) {
+                    Some(status) => status,
+                    None => real::call!($symbol($($argument),*)),
+                }
+            }
+        )*
+
+        /// Our function of each symbol.
+        static HOOKS: &[list::Hook] = &[$(list::Hook {
+            symbol: stringify!($symbol),
+            base: $base,
+            since: $since,
+            stream: list::DefaultStream::$stream,
+            function: list::Address($symbol as *const c_void),
+        }),*];
+    };
+}
+interposed!(export);

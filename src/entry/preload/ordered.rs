@@ -1,0 +1,100 @@
+//! Memory as `cudaMallocAsync` hands it out: allocated and freed in the order of a stream.
+//!
+//! Only where the driver would take it from the device's default pool: what a program does with pools
+//! of its own is passed on.
+
+use super::memory::hand_out;
+use super::{Answer, capture, context, real};
+use concertina_engine::runtime::{Device, allocator_in_use};
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Handles up to this are default streams, of whatever context is current (`CU_STREAM_PER_THREAD`).
+const PER_THREAD: u64 = 2;
+
+/// Devices, one bit each, whose current pool is one of the program's own.
+static OWN_POOL: AtomicU64 = AtomicU64::new(0);
+
+/// A stream as a function that ends in `_ptsz` reads it.
+#[inline]
+pub fn per_thread(stream: u64) -> u64 {
+    if stream == 0 { PER_THREAD } else { stream }
+}
+
+/// The device of a stream in a primary context.
+#[inline]
+fn device_of(stream: u64) -> Option<&'static Device> {
+    if stream <= PER_THREAD {
+        return context::device();
+    }
+    let mut owner = 0;
+    if real::ask!(cuStreamGetCtx(stream, &mut owner)) != 0 {
+        return None;
+    }
+    match context::known(owner) {
+        None if owner == context::current() => context::device(),
+        known => known,
+    }
+}
+
+/// `cuMemAllocAsync`.
+#[inline]
+pub fn allocate(address: *mut u64, bytes: usize, stream: u64) -> Answer {
+    if address.is_null() || bytes == 0 || capture::is_on() {
+        return None;
+    }
+    let device = device_of(stream)?;
+    if OWN_POOL.load(Relaxed) >> device.ordinal() & 1 != 0 {
+        return None;
+    }
+    hand_out(address, device.allocate(bytes, stream))
+}
+
+/// `cuMemAllocFromPoolAsync`.
+pub fn allocate_from(address: *mut u64, bytes: usize, pool: *mut c_void, stream: u64) -> Answer {
+    if address.is_null() || bytes == 0 || capture::is_on() {
+        return None;
+    }
+    let device = device_of(stream)?;
+    if default_pool(device.ordinal()) != Some(pool) {
+        return None;
+    }
+    hand_out(address, device.allocate(bytes, stream))
+}
+
+fn default_pool(device: c_int) -> Option<*mut c_void> {
+    let mut pool = ptr::null_mut();
+    let status = real::ask!(cuDeviceGetDefaultMemPool(&mut pool, device));
+    (status == 0).then_some(pool)
+}
+
+/// `cuDeviceSetMemPool`.
+pub fn set_pool(device: c_int, pool: *mut c_void) -> Answer {
+    let status = real::call!(cuDeviceSetMemPool(device, pool));
+    if status == 0 {
+        let bit = 1_u64.checked_shl(device as u32).unwrap_or(0);
+        match default_pool(device) == Some(pool) {
+            true => OWN_POOL.fetch_and(!bit, Relaxed),
+            false => OWN_POOL.fetch_or(bit, Relaxed),
+        };
+    }
+    Some(status)
+}
+
+/// `cuMemFreeAsync`.
+#[inline]
+pub fn free(address: u64, stream: u64) -> Answer {
+    if address == 0 {
+        return None;
+    }
+    let allocator = allocator_in_use()?;
+    let here = device_of(stream);
+    if here.is_some_and(|device| device.free_on(address, stream).is_ok()) {
+        return Some(0);
+    }
+    let mut others = allocator.open_devices();
+    others
+        .any(|device| device.free_later(address).is_ok())
+        .then_some(0)
+}

@@ -1,0 +1,45 @@
+//! What a program can ask about memory, answered so that what it sees is one world: its own blocks,
+//! not the chunks that they are cut from.
+
+use super::{Answer, context, real};
+use concertina_engine::runtime::allocator_in_use;
+
+/// The driver takes memory from a device in steps of this many bytes.
+const STEP: u64 = 2 << 20;
+
+/// `cuMemGetInfo`: what the pool holds beyond the program's blocks counts as free, since it would be
+/// given to whoever asks; a limit is all the memory that there is.
+pub fn memory_info(free: *mut usize, total: *mut usize) -> Answer {
+    let status = real::call!(cuMemGetInfo_v2(free, total));
+    let Some(device) = context::known_device().filter(|_| status == 0) else {
+        return Some(status);
+    };
+    let usage = device.usage();
+    // SAFETY: the driver has written to both.
+    let (free, total) = unsafe { (&mut *free, &mut *total) };
+    let live = usage.live.next_multiple_of(STEP);
+    *free = (*free + usage.reserved as usize)
+        .saturating_sub(live as usize)
+        .min(*total);
+    if let Some(limit) = device.limit() {
+        *total = (*total).min(limit as usize);
+        *free = (*free).min((limit as usize).saturating_sub(live as usize));
+    }
+    Some(status)
+}
+
+/// `cuMemGetAddressRange`.
+pub fn address_range(start: *mut u64, size: *mut usize, address: u64) -> Answer {
+    let mut devices = allocator_in_use()?.open_devices();
+    let found = devices.find_map(|device| device.find(address))?;
+    // SAFETY: the program's places for the answers, each where it is not null.
+    unsafe {
+        if !start.is_null() {
+            *start = found.start;
+        }
+        if !size.is_null() {
+            *size = found.requested as usize;
+        }
+    }
+    Some(0)
+}

@@ -1,0 +1,114 @@
+//! The driver's real functions.
+
+use super::list::interposed;
+use concertina_engine::driver::LIBRARY;
+use concertina_engine::driver::symbol::real_dlsym;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::mem;
+use std::ptr;
+use std::sync::OnceLock;
+
+macro_rules! table {
+    ($name:ident: $($symbol:ident: ($($argument:ident: $kind:ty),*);)*) => {
+        /// Functions of the driver by symbol, as far as it has them.
+        #[allow(non_snake_case)]
+        pub struct $name {
+            $(pub $symbol: Option<unsafe extern "C" fn($($kind),*) -> u32>,)*
+        }
+
+        impl $name {
+            fn load() -> $name {
+                $name {
+                    $($symbol: {
+                        let name = concat!(stringify!($symbol), "\0").as_bytes();
+                        let address = CStr::from_bytes_with_nul(name).map_or(ptr::null_mut(), find);
+                        // SAFETY: the driver's function of this name has this signature (`cuda.h` of
+                        // CUDA 11 to 13), and null is no function.
+                        unsafe {
+                            mem::transmute::<
+                                *mut c_void,
+                                Option<unsafe extern "C" fn($($kind),*) -> u32>,
+                            >(address)
+                        }
+                    },)*
+                }
+            }
+        }
+    };
+}
+
+macro_rules! listed {
+    ($($symbol:ident: $base:literal, $since:literal, $stream:ident,
+        ($($argument:ident: $kind:ty),*) => $body:expr;)*) => {
+        table!(Listed: $($symbol: ($($argument: $kind),*);)*);
+    };
+}
+interposed!(listed);
+
+table! { Asked:
+    cuCtxGetCurrent: (context: *mut usize);
+    cuCtxGetDevice: (device: *mut c_int);
+    cuDevicePrimaryCtxGetState: (device: c_int, flags: *mut c_uint, active: *mut c_int);
+    cuDevicePrimaryCtxRetain: (context: *mut usize, device: c_int);
+    cuDevicePrimaryCtxRelease_v2: (device: c_int);
+    cuDeviceGetDefaultMemPool: (pool: *mut *mut c_void, device: c_int);
+    cuStreamGetCtx: (stream: u64, context: *mut usize);
+    cuStreamIsCapturing: (stream: u64, status: *mut c_uint);
+    cuStreamQuery: (stream: u64);
+}
+
+/// The functions that this library stands in for.
+#[inline]
+pub fn listed() -> &'static Listed {
+    static TABLE: OnceLock<Listed> = OnceLock::new();
+    TABLE.get_or_init(Listed::load)
+}
+
+/// The functions that it asks besides.
+#[inline]
+pub fn asked() -> &'static Asked {
+    static TABLE: OnceLock<Asked> = OnceLock::new();
+    TABLE.get_or_init(Asked::load)
+}
+
+/// The driver's own function of a symbol; null where there is none, or no driver.
+pub fn find(symbol: &CStr) -> *mut c_void {
+    let library = driver();
+    if library.is_null() {
+        return ptr::null_mut();
+    }
+    // SAFETY: a live handle, as nobody unloads the driver under a program that uses it.
+    unsafe { real_dlsym()(library, symbol.as_ptr()) }
+}
+
+/// The driver's library if the process has loaded it, else null. Who loads it decides when.
+fn driver() -> *mut c_void {
+    // SAFETY: a constant NUL-terminated name; nothing is loaded.
+    unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) }
+}
+
+/// Calls a function of one of the two tables.
+macro_rules! call_in {
+    ($table:ident, $symbol:ident($($argument:expr),*)) => {
+        match $crate::entry::preload::real::$table().$symbol {
+            // SAFETY: the arguments are the program's, or point to locals that outlive the call.
+            Some(function) => unsafe { function($($argument),*) },
+            None => $crate::entry::preload::NOT_FOUND,
+        }
+    };
+}
+
+/// Calls the driver's function that this library stands in for.
+macro_rules! call {
+    ($symbol:ident($($argument:expr),*)) => {
+        $crate::entry::preload::real::call_in!(listed, $symbol($($argument),*))
+    };
+}
+
+/// Calls another function of the driver.
+macro_rules! ask {
+    ($symbol:ident($($argument:expr),*)) => {
+        $crate::entry::preload::real::call_in!(asked, $symbol($($argument),*))
+    };
+}
+pub(super) use {ask, call, call_in};
