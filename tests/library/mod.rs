@@ -35,6 +35,21 @@ pub fn library() -> &'static Path {
     })
 }
 
+/// The directory with the stand-ins for `libcuda.so.1` and `libcudart.so`, built once a process.
+pub fn standin() -> &'static Path {
+    static STANDIN: OnceLock<PathBuf> = OnceLock::new();
+    STANDIN.get_or_init(|| {
+        let test = std::env::current_exe().expect("a test has a path");
+        // target/PROFILE/deps/TEST
+        let target = test.ancestors().nth(3).expect("a target directory");
+        let mut script = Command::new("scripts/standin.sh");
+        script
+            .env("CARGO_TARGET_DIR", target)
+            .current_dir(env!("CARGO_MANIFEST_DIR"));
+        PathBuf::from(output(&mut script).trim())
+    })
+}
+
 /// The names in `tests/exports.txt`: what the library exports, and nothing else.
 pub fn exports() -> Vec<&'static str> {
     include_str!("../exports.txt")

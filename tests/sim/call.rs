@@ -10,8 +10,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Functions that work before `cuInit`.
 fn needs_init(function: Function) -> bool {
-    use Function::{cuDriverGetVersion, cuGetErrorName, cuInit};
-    !matches!(function, cuInit | cuDriverGetVersion | cuGetErrorName)
+    use Function::{cuDriverGetVersion, cuGetErrorName, cuGetErrorString, cuInit};
+    !matches!(
+        function,
+        cuInit | cuDriverGetVersion | cuGetErrorName | cuGetErrorString
+    )
 }
 
 /// Runs the body of a driver function on the current thread's machine; the answer as a number.

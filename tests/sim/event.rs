@@ -6,8 +6,12 @@ use crate::clock::Clock;
 #[derive(Debug, Default)]
 pub(crate) struct Event {
     pub device: usize,
+    /// Made with timing.
+    pub timed: bool,
     /// The stream slot and place of the latest record.
     pub recorded: Option<(u32, u64)>,
+    /// How many pieces of work the machine had been given by then.
+    pub ordinal: u64,
     /// What comes before that record.
     pub clock: Clock,
 }

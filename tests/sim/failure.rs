@@ -9,34 +9,49 @@ macro_rules! functions {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Function { $($name),* }
 
-        const NAMES: &[&str] = &[$(stringify!($name)),*];
+        /// The names of all driver functions that there are.
+        pub const FUNCTIONS: &[&str] = &[$(stringify!($name)),*];
     };
 }
 
 functions! {
-    cuInit cuDriverGetVersion cuGetErrorName
+    cuInit cuDriverGetVersion cuGetErrorName cuGetErrorString
     cuDeviceGetCount cuDeviceGet cuDeviceGetAttribute cuDeviceGetName cuDeviceTotalMem_v2
+    cuDeviceGetUuid_v2 cuDeviceGetPCIBusId cuDeviceGetByPCIBusId cuDeviceGetP2PAttribute
     cuDeviceCanAccessPeer cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2
+    cuDevicePrimaryCtxGetState cuDevicePrimaryCtxReset_v2 cuDevicePrimaryCtxSetFlags_v2
+    cuCtxGetDevice cuCtxGetFlags cuCtxGetApiVersion cuCtxGetId cuCtxGetStreamPriorityRange
+    cuCtxGetLimit cuCtxSetLimit cuCtxEnablePeerAccess cuCtxDisablePeerAccess
     cuCtxGetCurrent cuCtxSetCurrent cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuCtxSynchronize
-    cuMemGetInfo_v2 cuMemAlloc_v2 cuMemFree_v2
+    cuMemGetInfo_v2 cuMemAlloc_v2 cuMemAllocPitch_v2 cuMemFree_v2
+    cuMemHostAlloc cuMemAllocHost_v2 cuMemFreeHost cuMemHostRegister_v2 cuMemHostUnregister
+    cuMemHostGetDevicePointer_v2 cuMemHostGetFlags cuMemAllocManaged
+    cuPointerGetAttribute cuPointerGetAttributes cuMemGetAddressRange_v2
     cuMemGetAllocationGranularity cuMemAddressReserve cuMemAddressFree cuMemCreate cuMemRelease
     cuMemMap cuMemUnmap cuMemSetAccess
-    cuEventCreate cuEventRecord cuCtxRecordEvent cuEventQuery cuEventSynchronize cuEventDestroy_v2
-    cuStreamCreate cuStreamDestroy_v2 cuStreamGetId cuStreamIsCapturing cuStreamGetCtx cuThreadExchangeStreamCaptureMode cuStreamSynchronize
-    cuStreamQuery cuStreamWaitEvent
-    cuMemsetD32Async cuMemcpyDtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyHtoDAsync_v2
-    cuLaunchHostFunc
+    cuEventCreate cuEventRecord cuEventRecordWithFlags cuEventElapsedTime_v2 cuCtxRecordEvent cuEventQuery cuEventSynchronize cuEventDestroy_v2
+    cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamGetId cuStreamGetPriority
+    cuStreamGetFlags cuStreamGetDevice cuStreamIsCapturing cuStreamGetCtx
+    cuThreadExchangeStreamCaptureMode cuStreamSynchronize cuStreamQuery cuStreamWaitEvent
+    cuStreamAddCallback
+    cuMemsetD8Async cuMemsetD8_v2 cuMemsetD16Async cuMemsetD16_v2 cuMemsetD32Async cuMemsetD32_v2
+    cuMemsetD2D8Async cuMemsetD2D8_v2 cuMemsetD2D16Async cuMemsetD2D16_v2
+    cuMemsetD2D32Async cuMemsetD2D32_v2
+    cuMemcpyAsync cuMemcpy cuMemcpyDtoDAsync_v2 cuMemcpyDtoD_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoH_v2
+    cuMemcpyHtoDAsync_v2 cuMemcpyHtoD_v2 cuMemcpyPeerAsync
+    cuMemcpy2DAsync_v2 cuMemcpy2D_v2 cuMemcpy2DUnaligned_v2 cuMemcpy3DAsync_v2 cuMemcpy3D_v2
+    cuLaunchHostFunc cuLaunchKernel cuLaunchKernelEx
 }
 
 impl Function {
     pub fn name(self) -> &'static str {
-        NAMES[self as usize]
+        FUNCTIONS[self as usize]
     }
 }
 
 /// The index of a function; names come from tests, so an unknown one is a mistake there.
 fn index(name: &str) -> usize {
-    NAMES
+    FUNCTIONS
         .iter()
         .position(|known| *known == name)
         .unwrap_or_else(|| panic!("the simulated driver has no function {name}"))
@@ -45,7 +60,7 @@ fn index(name: &str) -> usize {
 /// Counts of uses, and failures to come.
 #[derive(Debug)]
 pub(crate) struct Failures {
-    calls: [u64; NAMES.len()],
+    calls: [u64; FUNCTIONS.len()],
     /// The use, counted from the machine's beginning, that fails; none means every use.
     planned: Vec<(usize, Option<u64>, CUresult)>,
 }
@@ -53,7 +68,7 @@ pub(crate) struct Failures {
 impl Default for Failures {
     fn default() -> Self {
         Failures {
-            calls: [0; NAMES.len()],
+            calls: [0; FUNCTIONS.len()],
             planned: Vec::new(),
         }
     }

@@ -43,5 +43,6 @@ mod work;
 
 pub use config::Config;
 pub use entry::*;
+pub use failure::FUNCTIONS;
 pub use machine::{Bound, Machine};
 pub use pace::Pace;

@@ -21,6 +21,11 @@ const KEPT_VIOLATIONS: usize = 1000;
 pub(crate) struct Device {
     /// How often the primary context is retained; none means it does not exist.
     pub retained: u32,
+    /// The flags of the primary context, and its limits by their numbers.
+    pub flags: u32,
+    pub limits: [usize; 12],
+    /// Peers that the context may reach by `cuCtxEnablePeerAccess`, a bit each.
+    pub peers: u64,
     /// The status that sticks after a fault.
     pub fault: Option<CUresult>,
     /// Blocking streams with work that the legacy stream has not joined yet, and streams with work

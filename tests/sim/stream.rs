@@ -34,6 +34,7 @@ pub(crate) struct Stream {
     pub id: u64,
     pub device: usize,
     pub kind: Kind,
+    pub priority: i32,
     pub capturing: bool,
     /// Sequence numbers of the last work enqueued and done.
     pub enqueued: u64,
@@ -60,6 +61,7 @@ impl Stream {
             id,
             device,
             kind,
+            priority: 0,
             capturing: false,
             enqueued: 0,
             done: 0,
@@ -79,6 +81,9 @@ impl Stream {
 /// be mistaken for nothing else.
 const FIRST_HANDLE: u64 = 0x5712_0000_0000;
 const HANDLE_STEP: u64 = 0x100;
+
+/// The priorities of streams reach from 0 to this.
+pub(crate) const MOST_URGENT: i32 = -5;
 
 /// The legacy and per-thread default streams' handles.
 pub(crate) const LEGACY: u64 = 1;

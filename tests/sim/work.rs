@@ -7,11 +7,13 @@ use std::ffi::c_void;
 pub(crate) type Range = (u64, u64);
 
 /// What an item does. Host addresses are numbers: whoever enqueued promised that they stay good.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Work {
+    /// So many words of `width` bytes (1, 2 or 4), the low ones of `value`.
     Fill {
         to: u64,
         value: u32,
+        width: u8,
         count: u64,
     },
     Copy {
@@ -29,6 +31,18 @@ pub(crate) enum Work {
         to: u64,
         bytes: Vec<u8>,
     },
+    /// From host memory, which is read when the copy's turn comes: page-locked memory.
+    Fetch {
+        to: u64,
+        from: usize,
+        bytes: u64,
+    },
+    /// Within host memory.
+    Host {
+        to: usize,
+        from: usize,
+        bytes: u64,
+    },
     Call {
         function: unsafe extern "C" fn(*mut c_void),
         argument: usize,
@@ -45,23 +59,30 @@ impl Work {
     /// The device memory it reads and the memory it writes.
     pub fn accesses(&self) -> (Option<Range>, Option<Range>) {
         match *self {
-            Work::Fill { to, count, .. } => (None, Some((to, count * 4))),
+            Work::Fill {
+                to, width, count, ..
+            } => (None, Some((to, count * u64::from(width)))),
             Work::Copy { to, from, bytes } => (Some((from, bytes)), Some((to, bytes))),
             Work::Read { from, bytes, .. } => (Some((from, bytes)), None),
             Work::Write { to, ref bytes } => (None, Some((to, bytes.len() as u64))),
-            Work::Call { .. } | Work::Mark => (None, None),
+            Work::Fetch { to, bytes, .. } => (None, Some((to, bytes))),
+            Work::Host { .. } | Work::Call { .. } | Work::Mark => (None, None),
         }
     }
 
     /// What messages call it.
     pub fn describe(&self) -> String {
         match *self {
-            Work::Fill { to, count, .. } => format!("fill of {} bytes at {to:#x}", count * 4),
+            Work::Fill {
+                to, width, count, ..
+            } => format!("fill of {} bytes at {to:#x}", count * u64::from(width)),
             Work::Copy { to, from, bytes } => {
                 format!("copy of {bytes} bytes from {from:#x} to {to:#x}")
             }
             Work::Read { from, bytes, .. } => format!("copy of {bytes} bytes from {from:#x}"),
             Work::Write { to, ref bytes } => format!("copy of {} bytes to {to:#x}", bytes.len()),
+            Work::Fetch { to, bytes, .. } => format!("copy of {bytes} bytes to {to:#x}"),
+            Work::Host { bytes, .. } => format!("copy of {bytes} bytes within host memory"),
             Work::Call { .. } => "host function".to_string(),
             Work::Mark => "event".to_string(),
         }
@@ -76,25 +97,19 @@ impl Work {
         };
         let (from, to) = (reach(from, false)?, reach(to, true)?);
         match self {
-            Work::Fill { value, .. } => to.iter().for_each(|&span| fill(span, *value)),
+            Work::Fill { value, width, .. } => {
+                let word = &value.to_le_bytes()[..usize::from(*width)];
+                to.iter().for_each(|&span| fill(span, word));
+            }
             Work::Copy { .. } => copy(&to, &from),
-            Work::Read { to, bytes, .. } => {
-                copy(
-                    &[Span {
-                        host: *to,
-                        length: *bytes as usize,
-                    }],
-                    &from,
-                );
+            Work::Read { to, bytes, .. } => copy(&[Span::host(*to, *bytes)], &from),
+            Work::Fetch { from, bytes, .. } => copy(&to, &[Span::host(*from, *bytes)]),
+            Work::Host { to, from, bytes } => {
+                copy(&[Span::host(*to, *bytes)], &[Span::host(*from, *bytes)]);
             }
             Work::Write { bytes, .. } => {
-                copy(
-                    &to,
-                    &[Span {
-                        host: bytes.as_ptr() as usize,
-                        length: bytes.len(),
-                    }],
-                );
+                let from = Span::host(bytes.as_ptr() as usize, bytes.len() as u64);
+                copy(&to, &[from]);
             }
             Work::Call { .. } | Work::Mark => {}
         }
@@ -103,9 +118,8 @@ impl Work {
 }
 
 /// Fills a span with a word. Mappings start and end on granules, so spans hold whole words.
-fn fill(span: Span, value: u32) {
+fn fill(span: Span, word: &[u8]) {
     let bytes = span.host as *mut u8;
-    let word = value.to_ne_bytes();
     let mut done = word.len().min(span.length);
     // SAFETY: `reach` found the span mapped, open and backed, and the machine's lock, held here,
     // keeps it so.

@@ -6,7 +6,8 @@ use crate::context;
 use crate::failure::Function;
 use crate::run::Session;
 use crate::state::Answer;
-use cudarc::driver::sys::{CUcontext, CUdevice, CUresult};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUlimit, CUresult};
+use std::ffi::{c_int, c_uint, c_ulonglong};
 
 /// Contexts' handles start here and lie this far apart: they look like addresses.
 const FIRST_HANDLE: u64 = 0x5c70_0000_0000;
@@ -47,25 +48,75 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(of: CUdevice) -> u32 {
         let retained = &mut session.state.devices[device].retained;
         *retained = retained.checked_sub(1).ok_or(INVALID)?;
         if *retained == 0 {
-            // A sticking error does not keep the context alive.
-            let _ = session.synchronise_device(device);
-            let state = &mut *session.state;
-            for slot in state.streams.created(device) {
-                state.capturing -= usize::from(state.streams.get(slot).capturing);
-                state.streams.destroy(slot);
-            }
-            let events = state
-                .events
-                .iter()
-                .filter(|(_, event)| event.device == device);
-            for event in events.map(|(index, _)| index).collect::<Vec<_>>() {
-                state.events.remove(event);
-            }
-            for address in state.memory.allocations(device) {
-                state.memory.free(address)?;
-            }
-            state.devices[device].fault = None;
+            end(session, device)?;
         }
+        Ok(())
+    })
+}
+
+/// Takes along what belongs to a device's context.
+fn end(session: &mut Session<'_>, device: usize) -> Answer {
+    // A sticking error does not keep the context alive.
+    let _ = session.synchronise_device(device);
+    let state = &mut *session.state;
+    for slot in state.streams.created(device) {
+        state.capturing -= usize::from(state.streams.get(slot).capturing);
+        state.streams.destroy(slot);
+    }
+    let events = state
+        .events
+        .iter()
+        .filter(|(_, event)| event.device == device);
+    for event in events.map(|(index, _)| index).collect::<Vec<_>>() {
+        state.events.remove(event);
+    }
+    for address in state.memory.allocations(device) {
+        state.memory.free(address)?;
+    }
+    for address in state.memory.locked_new(device) {
+        state.memory.unlock(address, false)?;
+    }
+    state.devices[device].fault = None;
+    state.devices[device].peers = 0;
+    Ok(())
+}
+
+/// Ends a device's context whoever holds it. It is made anew when it is next retained or used.
+pub unsafe extern "C" fn cuDevicePrimaryCtxReset_v2(of: CUdevice) -> u32 {
+    call(Function::cuDevicePrimaryCtxReset_v2, |session| {
+        let device = device(session, of)?;
+        session.state.outside_capture("cuDevicePrimaryCtxReset")?;
+        end(session, device)?;
+        session.state.devices[device].retained = 0;
+        Ok(())
+    })
+}
+
+/// The flags of a device's context, which are none, and whether it exists.
+pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(
+    of: CUdevice,
+    flags: *mut c_uint,
+    active: *mut c_int,
+) -> u32 {
+    call(Function::cuDevicePrimaryCtxGetState, |session| {
+        let device = device(session, of)?;
+        wanted(active)?;
+        // SAFETY: the module's contract.
+        unsafe {
+            give(flags, session.state.devices[device].flags)?;
+            give(
+                active,
+                c_int::from(session.state.devices[device].retained > 0),
+            )
+        }
+    })
+}
+
+/// Sets the flags of a device's context.
+pub unsafe extern "C" fn cuDevicePrimaryCtxSetFlags_v2(of: CUdevice, flags: c_uint) -> u32 {
+    call(Function::cuDevicePrimaryCtxSetFlags_v2, |session| {
+        let device = device(session, of)?;
+        session.state.devices[device].flags = flags;
         Ok(())
     })
 }
@@ -123,5 +174,119 @@ pub unsafe extern "C" fn cuCtxSynchronize() -> u32 {
         let device = session.state.device()?;
         session.state.outside_capture("cuCtxSynchronize")?;
         session.synchronise_device(device)
+    })
+}
+
+/// The device of the current context.
+pub unsafe extern "C" fn cuCtxGetDevice(to: *mut CUdevice) -> u32 {
+    call(Function::cuCtxGetDevice, |session| {
+        let device = session.state.device()?;
+        // SAFETY: the module's contract.
+        unsafe { give(to, device as CUdevice) }
+    })
+}
+
+/// The flags of the current context.
+pub unsafe extern "C" fn cuCtxGetFlags(to: *mut c_uint) -> u32 {
+    call(Function::cuCtxGetFlags, |session| {
+        let device = session.state.device()?;
+        // SAFETY: the module's contract.
+        unsafe { give(to, session.state.devices[device].flags) }
+    })
+}
+
+/// The version of the interface that a context was made with; null means the current one.
+pub unsafe extern "C" fn cuCtxGetApiVersion(context: CUcontext, to: *mut c_uint) -> u32 {
+    call(Function::cuCtxGetApiVersion, |session| {
+        if !context.is_null() {
+            device_of(session, context)?;
+        }
+        // SAFETY: the module's contract.
+        unsafe { give(to, 3020) }
+    })
+}
+
+/// A context's number; null means the current one.
+pub unsafe extern "C" fn cuCtxGetId(context: CUcontext, to: *mut c_ulonglong) -> u32 {
+    call(Function::cuCtxGetId, |session| {
+        let device = match context.is_null() {
+            true => session.state.device()?,
+            false => device_of(session, context)?,
+        };
+        // SAFETY: the module's contract.
+        unsafe { give(to, device as c_ulonglong + 1) }
+    })
+}
+
+/// The numerically greatest and least priorities of streams; less comes first.
+pub unsafe extern "C" fn cuCtxGetStreamPriorityRange(least: *mut c_int, most: *mut c_int) -> u32 {
+    call(Function::cuCtxGetStreamPriorityRange, |session| {
+        session.state.device()?;
+        // SAFETY: the module's contract: either may be null.
+        unsafe {
+            if !least.is_null() {
+                give(least, 0)?;
+            }
+            if !most.is_null() {
+                give(most, crate::stream::MOST_URGENT)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// A limit of the current context: 0 until it is set.
+pub unsafe extern "C" fn cuCtxGetLimit(to: *mut usize, limit: CUlimit) -> u32 {
+    call(Function::cuCtxGetLimit, |session| {
+        let device = session.state.device()?;
+        let limits = &session.state.devices[device].limits;
+        let set = limits.get(limit as usize).copied();
+        // SAFETY: the module's contract.
+        unsafe { give(to, set.ok_or(CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT)?) }
+    })
+}
+
+/// Sets a limit of the current context. It has no effect but to be read again.
+pub unsafe extern "C" fn cuCtxSetLimit(limit: CUlimit, value: usize) -> u32 {
+    call(Function::cuCtxSetLimit, |session| {
+        let device = session.state.device()?;
+        let limits = &mut session.state.devices[device].limits;
+        let unsupported = CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT;
+        *limits.get_mut(limit as usize).ok_or(unsupported)? = value;
+        Ok(())
+    })
+}
+
+/// Lets the current context use what `cuMemAlloc_v2` allocates in another device's.
+pub unsafe extern "C" fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint) -> u32 {
+    call(Function::cuCtxEnablePeerAccess, |session| {
+        let device = session.state.device()?;
+        let other = device_of(session, peer)?;
+        if flags != 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        if device == other || !session.state.config.peers {
+            return Err(CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
+        }
+        let peers = &mut session.state.devices[device].peers;
+        if *peers & 1 << other != 0 {
+            return Err(CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
+        }
+        *peers |= 1 << other;
+        Ok(())
+    })
+}
+
+/// Ends what [`cuCtxEnablePeerAccess`] began.
+pub unsafe extern "C" fn cuCtxDisablePeerAccess(peer: CUcontext) -> u32 {
+    call(Function::cuCtxDisablePeerAccess, |session| {
+        let device = session.state.device()?;
+        let other = device_of(session, peer)?;
+        let peers = &mut session.state.devices[device].peers;
+        if *peers & 1 << other == 0 {
+            return Err(CUresult::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED);
+        }
+        *peers &= !(1 << other);
+        Ok(())
     })
 }

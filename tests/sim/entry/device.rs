@@ -4,7 +4,7 @@ use crate::call::{call, give, wanted};
 use crate::failure::Function;
 use crate::run::Session;
 use crate::state::Answer;
-use cudarc::driver::sys::{CUdevice, CUdevice_attribute, CUresult};
+use cudarc::driver::sys::{CUdevice, CUdevice_P2PAttribute, CUdevice_attribute, CUresult, CUuuid};
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
@@ -165,6 +165,16 @@ pub unsafe extern "C" fn cuGetErrorName(error: u32, name: *mut *const c_char) ->
     })
 }
 
+/// What a status means: its name, for want of anything better.
+pub unsafe extern "C" fn cuGetErrorString(error: u32, text: *mut *const c_char) -> u32 {
+    call(Function::cuGetErrorString, |_| {
+        let found = name_of(error);
+        // SAFETY: the module's contract.
+        unsafe { give(text, found.map_or(std::ptr::null(), CStr::as_ptr))? };
+        found.map(drop).ok_or(INVALID)
+    })
+}
+
 /// The number of devices.
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> u32 {
     call(Function::cuDeviceGetCount, |session| {
@@ -196,10 +206,46 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(
             | CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED => {
                 c_int::from(session.state.config.virtual_memory)
             }
-            CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING => 1,
+            CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
+            | CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY
+            | CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+            | CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED
+            | CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY
+            | CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
+            | CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS
+            | CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED
+            | CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED
+            | CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED
+            | CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED
+            | CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH
+            | CU_DEVICE_ATTRIBUTE_ECC_ENABLED => 1,
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => 9,
             CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => 132,
-            CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK => 1024,
+            CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+            | CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X
+            | CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y => 1024,
+            CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z => 64,
+            CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X => 0x7fff_ffff,
+            CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y | CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z => 65535,
+            CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR => 2048,
+            CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR => 32,
+            CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK
+            | CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR
+            | CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY => 65536,
+            CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK => 49152,
+            CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => 232_448,
+            CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR => 233_472,
+            CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK => 1024,
+            CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE => 50 << 20,
+            CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH => 5120,
+            CU_DEVICE_ATTRIBUTE_CLOCK_RATE => 1_980_000,
+            CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE => 2_619_000,
+            CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT => 3,
+            CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT => 512,
+            CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT => 32,
+            CU_DEVICE_ATTRIBUTE_MAX_PITCH => 0x7fff_ffff,
+            // The number that `cuDeviceGetPCIBusId` puts in its text.
+            CU_DEVICE_ATTRIBUTE_PCI_BUS_ID => of + 1,
             CU_DEVICE_ATTRIBUTE_WARP_SIZE => 32,
             _ => 0,
         };
@@ -248,5 +294,79 @@ pub unsafe extern "C" fn cuDeviceCanAccessPeer(
         let other = device(session, of)? != device(session, peer)?;
         // SAFETY: the module's contract.
         unsafe { give(can, c_int::from(other && session.state.config.peers)) }
+    })
+}
+
+/// A number of 16 bytes that no other device has.
+pub unsafe extern "C" fn cuDeviceGetUuid_v2(to: *mut CUuuid, of: CUdevice) -> u32 {
+    call(Function::cuDeviceGetUuid_v2, |session| {
+        let index = device(session, of)?;
+        wanted(to)?;
+        let mut bytes = *b"concertina-sim-0";
+        bytes[15] += index as u8;
+        // SAFETY: the module's contract.
+        unsafe { give(to.cast::<[u8; 16]>(), bytes) }
+    })
+}
+
+/// Where a device sits, as `domain:bus:device.function`, cut to the room there is.
+pub unsafe extern "C" fn cuDeviceGetPCIBusId(to: *mut c_char, length: c_int, of: CUdevice) -> u32 {
+    call(Function::cuDeviceGetPCIBusId, |session| {
+        let index = device(session, of)?;
+        wanted(to)?;
+        let room = usize::try_from(length)
+            .ok()
+            .and_then(|length| length.checked_sub(1));
+        let text = bus_id(index);
+        let text = &text.as_bytes()[..text.len().min(room.ok_or(INVALID)?)];
+        // SAFETY: the module's contract: `length` bytes may be written, and these and the final
+        // zero are no more.
+        unsafe {
+            std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast::<u8>(), text.len());
+            to.add(text.len()).write(0);
+        }
+        Ok(())
+    })
+}
+
+fn bus_id(index: usize) -> String {
+    format!("0000:{:02X}:00.0", index + 1)
+}
+
+/// The device that sits there.
+pub unsafe extern "C" fn cuDeviceGetByPCIBusId(to: *mut CUdevice, text: *const c_char) -> u32 {
+    call(Function::cuDeviceGetByPCIBusId, |session| {
+        if text.is_null() {
+            return Err(INVALID);
+        }
+        // SAFETY: the module's contract: text that ends in a zero.
+        let text = unsafe { CStr::from_ptr(text) };
+        let found = (0..session.state.config.devices)
+            .find(|index| text.to_bytes() == bus_id(*index).as_bytes());
+        // SAFETY: the module's contract.
+        unsafe { give(to, found.ok_or(NO_SUCH_DEVICE)? as CUdevice) }
+    })
+}
+
+/// What two devices can do with each other's memory.
+pub unsafe extern "C" fn cuDeviceGetP2PAttribute(
+    value: *mut c_int,
+    attribute: CUdevice_P2PAttribute,
+    of: CUdevice,
+    peer: CUdevice,
+) -> u32 {
+    use CUdevice_P2PAttribute::*;
+    call(Function::cuDeviceGetP2PAttribute, |session| {
+        if device(session, of)? == device(session, peer)? {
+            return Err(NO_SUCH_DEVICE);
+        }
+        let peers = c_int::from(session.state.config.peers);
+        let answer = match attribute {
+            CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED
+            | CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED => peers,
+            _ => 0,
+        };
+        // SAFETY: the module's contract.
+        unsafe { give(value, answer) }
     })
 }

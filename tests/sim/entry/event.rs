@@ -3,9 +3,11 @@
 use crate::call::{call, give, wanted};
 use crate::event::Event;
 use crate::failure::Function;
+use crate::run::Session;
+use crate::state::Answer;
 use crate::work::Work;
 use cudarc::driver::sys::{CUcontext, CUevent, CUresult, CUstream};
-use std::ffi::c_uint;
+use std::ffi::{c_float, c_uint};
 
 /// Creates an event of the current device.
 pub unsafe extern "C" fn cuEventCreate(event: *mut CUevent, flags: c_uint) -> u32 {
@@ -17,6 +19,7 @@ pub unsafe extern "C" fn cuEventCreate(event: *mut CUevent, flags: c_uint) -> u3
         }
         let index = session.state.events.insert(Event {
             device,
+            timed: flags & 2 == 0,
             ..Event::default()
         });
         // SAFETY: the module's contract.
@@ -27,30 +30,48 @@ pub unsafe extern "C" fn cuEventCreate(event: *mut CUevent, flags: c_uint) -> u3
 /// Makes an event stand for all that a stream has so far.
 pub unsafe extern "C" fn cuEventRecord(event: CUevent, stream: CUstream) -> u32 {
     call(Function::cuEventRecord, |session| {
-        let index = session.state.event("cuEventRecord", event)?;
-        let slot = session.state.stream("cuEventRecord", stream)?;
-        let device = session.state.streams.get(slot).device;
-        if session
-            .state
-            .events
-            .get(index)
-            .is_some_and(|event| event.device != device)
-        {
-            return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
-        }
-        if session.state.streams.get(slot).capturing {
-            session.state.outside_capture("cuEventRecord")?;
-        }
-        session.state.healthy(device)?;
-        let state = &mut *session.state;
-        let sequence = state.submit(slot, Work::Mark, None);
-        if let Some(event) = state.events.get_mut(index) {
-            event.recorded = Some((slot, sequence));
-            event.clock.copy(&state.streams.get(slot).clock);
-        }
-        session.advance(slot, sequence);
-        Ok(())
+        record(session, event, stream)
     })
+}
+
+/// Makes an event stand for all that a stream has so far; the flags may only say that the event is
+/// from outside a capture.
+pub unsafe extern "C" fn cuEventRecordWithFlags(
+    event: CUevent,
+    stream: CUstream,
+    flags: c_uint,
+) -> u32 {
+    call(Function::cuEventRecordWithFlags, |session| match flags {
+        0 | 1 => record(session, event, stream),
+        _ => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+    })
+}
+
+fn record(session: &mut Session<'_>, event: CUevent, stream: CUstream) -> Answer {
+    let index = session.state.event("cuEventRecord", event)?;
+    let slot = session.state.stream("cuEventRecord", stream)?;
+    let device = session.state.streams.get(slot).device;
+    if session
+        .state
+        .events
+        .get(index)
+        .is_some_and(|event| event.device != device)
+    {
+        return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    }
+    if session.state.streams.get(slot).capturing {
+        session.state.outside_capture("cuEventRecord")?;
+    }
+    session.state.healthy(device)?;
+    let state = &mut *session.state;
+    let sequence = state.submit(slot, Work::Mark, None);
+    if let Some(event) = state.events.get_mut(index) {
+        event.recorded = Some((slot, sequence));
+        event.ordinal = state.ordinal;
+        event.clock.copy(&state.streams.get(slot).clock);
+    }
+    session.advance(slot, sequence);
+    Ok(())
 }
 
 /// Makes an event stand for all that the streams of a context have so far, those included that were
@@ -87,6 +108,7 @@ pub unsafe extern "C" fn cuCtxRecordEvent(context: CUcontext, event: CUevent) ->
         let sequence = state.submit(gatherer, Work::Mark, None);
         if let Some(event) = state.events.get_mut(index) {
             event.recorded = Some((gatherer, sequence));
+            event.ordinal = state.ordinal;
             event.clock.copy(&state.streams.get(gatherer).clock);
         }
         session.advance(gatherer, sequence);
@@ -141,5 +163,32 @@ pub unsafe extern "C" fn cuEventDestroy_v2(event: CUevent) -> u32 {
         let index = session.state.event("cuEventDestroy", event)?;
         session.state.events.remove(index);
         Ok(())
+    })
+}
+
+/// Milliseconds between two events: the simulated GPU has no time, so a thousandth for each piece of
+/// work that was enqueued between the two.
+pub unsafe extern "C" fn cuEventElapsedTime_v2(
+    milliseconds: *mut c_float,
+    start: CUevent,
+    end: CUevent,
+) -> u32 {
+    call(Function::cuEventElapsedTime_v2, |session| {
+        let mut ordinals = [0; 2];
+        for (event, ordinal) in [start, end].into_iter().zip(&mut ordinals) {
+            let index = session.state.event("cuEventElapsedTime", event)?;
+            let state = &*session.state;
+            let event = state.events.get(index);
+            let event = event.filter(|event| event.timed);
+            let event = event.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+            let (slot, sequence) = event.recorded.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+            if !state.streams.done(slot, sequence) {
+                return Err(CUresult::CUDA_ERROR_NOT_READY);
+            }
+            *ordinal = event.ordinal;
+        }
+        let distance = ordinals[1] as f32 - ordinals[0] as f32;
+        // SAFETY: the module's contract.
+        unsafe { give(milliseconds, distance / 1000.0) }
     })
 }

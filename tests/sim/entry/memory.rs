@@ -3,7 +3,11 @@
 use crate::call::{call, give, wanted};
 use crate::context;
 use crate::failure::Function;
+use crate::memory::Make;
+use crate::run::Session;
+use crate::state::Answer;
 use cudarc::driver::sys::{CUdeviceptr, CUresult, CUstreamCaptureMode};
+use std::ffi::c_uint;
 
 /// Free and total physical memory of the current device.
 pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32 {
@@ -24,12 +28,11 @@ pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) 
     call(Function::cuMemAlloc_v2, |session| {
         let device = session.state.device()?;
         wanted(address)?;
-        // A thread in relaxed mode may allocate while a stream captures.
-        if context::capture_mode() != CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32 {
-            session.state.outside_capture("cuMemAlloc")?;
-        }
-        session.state.healthy(device)?;
-        let found = session.state.memory.allocate(device, bytes as u64)?;
+        allocating(session, device, "cuMemAlloc")?;
+        let found = session
+            .state
+            .memory
+            .allocate(device, bytes as u64, Make::Device)?;
         // SAFETY: the module's contract.
         unsafe { give(address, found) }
     })
@@ -52,4 +55,44 @@ pub unsafe extern "C" fn cuMemFree_v2(address: CUdeviceptr) -> u32 {
         session.state.check_unmap("cuMemFree", mapping);
         session.state.memory.free(address)
     })
+}
+
+/// Allocates rows that start 512 bytes apart or a multiple of it.
+pub unsafe extern "C" fn cuMemAllocPitch_v2(
+    address: *mut CUdeviceptr,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    element: c_uint,
+) -> u32 {
+    call(Function::cuMemAllocPitch_v2, |session| {
+        let device = session.state.device()?;
+        wanted(address)?;
+        wanted(pitch)?;
+        let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
+        if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 {
+            return Err(invalid);
+        }
+        allocating(session, device, "cuMemAllocPitch")?;
+        let row = width.checked_next_multiple_of(512).ok_or(invalid)?;
+        let bytes = row
+            .checked_mul(height)
+            .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+        let memory = &mut session.state.memory;
+        let found = memory.allocate(device, bytes as u64, Make::Device)?;
+        // SAFETY: the module's contract.
+        unsafe {
+            give(pitch, row)?;
+            give(address, found)
+        }
+    })
+}
+
+/// That memory may be allocated on a device by this thread now.
+fn allocating(session: &mut Session<'_>, device: usize, function: &str) -> Answer {
+    // A thread in relaxed mode may allocate while a stream captures.
+    if context::capture_mode() != CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32 {
+        session.state.outside_capture(function)?;
+    }
+    session.state.healthy(device)
 }

@@ -9,17 +9,25 @@
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
 mod context;
+mod copy;
 mod device;
 mod event;
+mod fill;
+mod host;
 mod mapping;
 mod memory;
+mod pointer;
 mod stream;
 mod work;
 
 pub use context::*;
+pub use copy::*;
 pub use device::*;
 pub use event::*;
+pub use fill::*;
+pub use host::*;
 pub use mapping::*;
 pub use memory::*;
+pub use pointer::*;
 pub use stream::*;
 pub use work::*;

@@ -3,30 +3,88 @@
 use crate::call::{call, give, wanted};
 use crate::context;
 use crate::failure::Function;
-use crate::stream::Kind;
+use crate::run::Session;
+use crate::state::Answer;
+use crate::stream::{Kind, MOST_URGENT};
 use crate::work::Work;
 use cudarc::driver::sys::{
-    CUcontext, CUevent, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUcontext, CUdevice, CUevent, CUresult, CUstream, CUstreamCallback, CUstreamCaptureMode,
+    CUstreamCaptureStatus,
 };
-use std::ffi::{c_uint, c_ulonglong};
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 /// Creates a stream of the current device, under the handle that was destroyed last.
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut CUstream, flags: c_uint) -> u32 {
     call(Function::cuStreamCreate, |session| {
-        let device = session.state.device()?;
-        wanted(stream)?;
-        let kind = match flags {
-            0 => Kind::Blocking,
-            1 => Kind::NonBlocking,
-            _ => return Err(INVALID),
-        };
-        let state = &mut *session.state;
-        let host = state.config.checks.then_some(&state.host);
-        let slot = state.streams.create(device, kind, host);
         // SAFETY: the module's contract.
-        unsafe { give(stream, state.streams.get(slot).handle as CUstream) }
+        unsafe { create(session, stream, flags, 0) }
+    })
+}
+
+/// Creates a stream of some priority, which is brought into the range there is. It has no effect
+/// but to be read again.
+pub unsafe extern "C" fn cuStreamCreateWithPriority(
+    stream: *mut CUstream,
+    flags: c_uint,
+    priority: c_int,
+) -> u32 {
+    call(Function::cuStreamCreateWithPriority, |session| {
+        // SAFETY: the module's contract.
+        unsafe { create(session, stream, flags, priority) }
+    })
+}
+
+/// # Safety
+/// The output is null or may be written.
+unsafe fn create(
+    session: &mut Session<'_>,
+    stream: *mut CUstream,
+    flags: c_uint,
+    priority: c_int,
+) -> Answer {
+    let device = session.state.device()?;
+    wanted(stream)?;
+    let kind = match flags {
+        0 => Kind::Blocking,
+        1 => Kind::NonBlocking,
+        _ => return Err(INVALID),
+    };
+    let state = &mut *session.state;
+    let host = state.config.checks.then_some(&state.host);
+    let slot = state.streams.create(device, kind, host);
+    let made = state.streams.get_mut(slot);
+    made.priority = priority.clamp(MOST_URGENT, 0);
+    // SAFETY: the caller's promise.
+    unsafe { give(stream, made.handle as CUstream) }
+}
+
+/// A stream's priority.
+pub unsafe extern "C" fn cuStreamGetPriority(stream: CUstream, priority: *mut c_int) -> u32 {
+    call(Function::cuStreamGetPriority, |session| {
+        let slot = session.state.stream("cuStreamGetPriority", stream)?;
+        // SAFETY: the module's contract.
+        unsafe { give(priority, session.state.streams.get(slot).priority) }
+    })
+}
+
+/// The flags that a stream was created with.
+pub unsafe extern "C" fn cuStreamGetFlags(stream: CUstream, flags: *mut c_uint) -> u32 {
+    call(Function::cuStreamGetFlags, |session| {
+        let slot = session.state.stream("cuStreamGetFlags", stream)?;
+        let kind = session.state.streams.get(slot).kind;
+        // SAFETY: the module's contract.
+        unsafe { give(flags, (kind == Kind::NonBlocking).into()) }
+    })
+}
+
+/// The device of a stream.
+pub unsafe extern "C" fn cuStreamGetDevice(stream: CUstream, to: *mut CUdevice) -> u32 {
+    call(Function::cuStreamGetDevice, |session| {
+        let slot = session.state.stream("cuStreamGetDevice", stream)?;
+        // SAFETY: the module's contract.
+        unsafe { give(to, session.state.streams.get(slot).device as CUdevice) }
     })
 }
 
@@ -138,6 +196,47 @@ pub unsafe extern "C" fn cuStreamWaitEvent(stream: CUstream, event: CUevent, fla
             state.streams.get_mut(slot).clock.join(&event.clock);
         }
         session.enqueue(slot, Work::Mark, Some(recorded));
+        Ok(())
+    })
+}
+
+/// Calls a function of the host with the stream and its status when its turn on the stream comes.
+pub unsafe extern "C" fn cuStreamAddCallback(
+    stream: CUstream,
+    function: CUstreamCallback,
+    argument: *mut c_void,
+    flags: c_uint,
+) -> u32 {
+    struct Call {
+        function: unsafe extern "C" fn(CUstream, CUresult, *mut c_void),
+        stream: CUstream,
+        argument: *mut c_void,
+    }
+    unsafe extern "C" fn run(call: *mut c_void) {
+        // SAFETY: the box made below, which is passed here once.
+        let call = unsafe { Box::from_raw(call.cast::<Call>()) };
+        // SAFETY: the module's contract.
+        unsafe { (call.function)(call.stream, CUresult::CUDA_SUCCESS, call.argument) };
+    }
+    call(Function::cuStreamAddCallback, |session| {
+        let function = function.ok_or(INVALID)?;
+        if flags != 0 {
+            return Err(INVALID);
+        }
+        let slot = session.state.stream("cuStreamAddCallback", stream)?;
+        session
+            .state
+            .healthy(session.state.streams.get(slot).device)?;
+        let call = Box::new(Call {
+            function,
+            stream,
+            argument,
+        });
+        let work = Work::Call {
+            function: run,
+            argument: Box::into_raw(call) as usize,
+        };
+        session.enqueue(slot, work, None);
         Ok(())
     })
 }

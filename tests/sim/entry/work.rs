@@ -1,17 +1,22 @@
-//! Work: fills, copies and host functions.
+//! Host functions and kernels, and how work of any kind gets onto a stream.
 
 use crate::call::call;
 use crate::failure::Function;
 use crate::run::Session;
 use crate::state::Answer;
 use crate::work::Work;
-use cudarc::driver::sys::{CUdeviceptr, CUhostFn, CUresult, CUstream};
+use cudarc::driver::sys::{CUfunction, CUhostFn, CUlaunchConfig, CUresult, CUstream};
 use std::ffi::{c_uint, c_void};
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 /// Enqueues to the stream of a handle, if its device is sound.
-fn enqueue(session: &mut Session<'_>, name: &str, stream: CUstream, work: Work) -> Answer {
+pub(super) fn enqueue(
+    session: &mut Session<'_>,
+    name: &str,
+    stream: CUstream,
+    work: Work,
+) -> Answer {
     let slot = session.state.stream(name, stream)?;
     session
         .state
@@ -20,88 +25,6 @@ fn enqueue(session: &mut Session<'_>, name: &str, stream: CUstream, work: Work) 
         session.enqueue(slot, work, None);
     }
     Ok(())
-}
-
-/// Fills memory with a word of four bytes.
-pub unsafe extern "C" fn cuMemsetD32Async(
-    address: CUdeviceptr,
-    value: c_uint,
-    count: usize,
-    stream: CUstream,
-) -> u32 {
-    call(Function::cuMemsetD32Async, |session| {
-        if !address.is_multiple_of(4) || count > usize::MAX / 4 {
-            return Err(INVALID);
-        }
-        let work = Work::Fill {
-            to: address,
-            value,
-            count: count as u64,
-        };
-        enqueue(session, "cuMemsetD32Async", stream, work)
-    })
-}
-
-/// Copies within device memory, of whichever devices.
-pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(
-    to: CUdeviceptr,
-    from: CUdeviceptr,
-    bytes: usize,
-    stream: CUstream,
-) -> u32 {
-    call(Function::cuMemcpyDtoDAsync_v2, |session| {
-        let work = Work::Copy {
-            to,
-            from,
-            bytes: bytes as u64,
-        };
-        enqueue(session, "cuMemcpyDtoDAsync", stream, work)
-    })
-}
-
-/// Copies to host memory, which is written when the copy's turn comes.
-pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
-    to: *mut c_void,
-    from: CUdeviceptr,
-    bytes: usize,
-    stream: CUstream,
-) -> u32 {
-    call(Function::cuMemcpyDtoHAsync_v2, |session| {
-        if to.is_null() && bytes > 0 {
-            return Err(INVALID);
-        }
-        let work = Work::Read {
-            to: to as usize,
-            from,
-            bytes: bytes as u64,
-        };
-        enqueue(session, "cuMemcpyDtoHAsync", stream, work)
-    })
-}
-
-/// Copies from host memory, which is read at once, as the driver does with pageable memory.
-pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
-    to: CUdeviceptr,
-    from: *const c_void,
-    bytes: usize,
-    stream: CUstream,
-) -> u32 {
-    call(Function::cuMemcpyHtoDAsync_v2, |session| {
-        if bytes > 0 && from.is_null() {
-            return Err(INVALID);
-        }
-        let bytes = match bytes {
-            0 => Vec::new(),
-            // SAFETY: the module's contract: so many bytes may be read.
-            _ => unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }.to_vec(),
-        };
-        enqueue(
-            session,
-            "cuMemcpyHtoDAsync",
-            stream,
-            Work::Write { to, bytes },
-        )
-    })
 }
 
 /// Calls a function of the host when its turn on the stream comes, on whichever thread makes the
@@ -118,5 +41,50 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
             argument: argument as usize,
         };
         enqueue(session, "cuLaunchHostFunc", stream, work)
+    })
+}
+
+/// Puts a kernel onto a stream. Nothing runs: it only has its place in the order. Any handle but
+/// null is taken for a kernel.
+pub unsafe extern "C" fn cuLaunchKernel(
+    function: CUfunction,
+    _grid_x: c_uint,
+    _grid_y: c_uint,
+    _grid_z: c_uint,
+    _block_x: c_uint,
+    _block_y: c_uint,
+    _block_z: c_uint,
+    _shared: c_uint,
+    stream: CUstream,
+    _arguments: *mut *mut c_void,
+    _extra: *mut *mut c_void,
+) -> u32 {
+    call(Function::cuLaunchKernel, |session| {
+        if function.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+        }
+        enqueue(session, "cuLaunchKernel", stream, Work::Mark)
+    })
+}
+
+/// Puts a kernel onto the configuration's stream, as [`cuLaunchKernel`] does.
+pub unsafe extern "C" fn cuLaunchKernelEx(
+    configuration: *const CUlaunchConfig,
+    function: CUfunction,
+    _arguments: *mut *mut c_void,
+    _extra: *mut *mut c_void,
+) -> u32 {
+    call(Function::cuLaunchKernelEx, |session| {
+        // SAFETY: the module's contract.
+        let configuration = unsafe { configuration.as_ref() }.ok_or(INVALID)?;
+        if function.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+        }
+        enqueue(
+            session,
+            "cuLaunchKernelEx",
+            configuration.hStream,
+            Work::Mark,
+        )
     })
 }

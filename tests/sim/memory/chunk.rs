@@ -13,6 +13,8 @@ pub(crate) struct Chunk {
     pub(super) size: u64,
     /// Where host code finds the bytes: 0 before the first touch, unused for stretches of a file.
     pub(super) backing: u64,
+    /// The backing is the allocation's own address range, and goes with it.
+    pub(super) in_place: bool,
     /// Where the bytes are in the device's file, with host pointers on.
     pub(super) stretch: Option<u64>,
     pub(super) released: bool,
@@ -28,6 +30,7 @@ impl Chunk {
             device,
             size,
             backing: 0,
+            in_place: false,
             stretch,
             released: false,
             mappings: 0,
@@ -96,7 +99,7 @@ impl Memory {
             if let (Some(file), Some(offset)) = (&bank.file, chunk.stretch) {
                 file.punch(offset, chunk.size);
             }
-            if chunk.backing != 0 && !self.host_pointers {
+            if chunk.backing != 0 && !chunk.in_place {
                 // SAFETY: the chunk's own backing; nothing maps it and executing work never keeps
                 // its address.
                 unsafe { page::give_back(chunk.backing, chunk.size.next_multiple_of(PAGE)) };

@@ -5,10 +5,12 @@
 //! a reservation keeps a dense table of its granules.
 
 mod chunk;
+mod host;
 mod mapping;
 mod plain;
 mod reach;
 
+pub(crate) use host::Locked;
 pub(crate) use reach::{Piece, Span};
 
 use crate::config::Config;
@@ -31,8 +33,18 @@ struct Region {
 enum Kind {
     /// From `cuMemAddressReserve`: for each granule the mapping there plus one, or zero.
     Reserved { granules: Vec<u32>, mapped: usize },
-    /// From `cuMemAlloc_v2`: one mapping, which covers it but for the last page's rest.
-    Plain { mapping: u32 },
+    /// One of the driver's own allocations: one mapping, which covers it but for the last page's
+    /// rest.
+    Plain { mapping: u32, make: Make },
+}
+
+/// What kind of allocation the driver made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Make {
+    /// Of `cuMemAlloc_v2`.
+    Device,
+    /// Of `cuMemAllocManaged`: host code reaches it too.
+    Managed,
 }
 
 /// The physical memory of one device.
@@ -56,6 +68,7 @@ pub(crate) struct Memory {
     mapped: usize,
     handles: usize,
     reserved: u64,
+    locked: BTreeMap<u64, Locked>,
 }
 
 type Answer<T> = Result<T, CUresult>;
@@ -80,6 +93,7 @@ impl Memory {
             mapped: 0,
             handles: 0,
             reserved: 0,
+            locked: BTreeMap::new(),
         }
     }
 
@@ -119,9 +133,15 @@ impl Drop for Memory {
             // SAFETY: our own ranges, and with the machine gone nothing can translate into them.
             unsafe { page::give_back(address, region.size) };
         }
+        for (&address, locked) in &self.locked {
+            if !locked.registered {
+                // SAFETY: as above.
+                unsafe { page::give_back(address, locked.size.next_multiple_of(PAGE)) };
+            }
+        }
         if !self.host_pointers {
             for (_, chunk) in self.chunks.iter() {
-                if chunk.backing != 0 {
+                if chunk.backing != 0 && !chunk.in_place {
                     // SAFETY: as above.
                     unsafe { page::give_back(chunk.backing, chunk.size.next_multiple_of(PAGE)) };
                 }

@@ -2,7 +2,7 @@
 
 use super::chunk::Chunk;
 use super::mapping::Mapping;
-use super::{Answer, INVALID, Kind, Memory, Region};
+use super::{Answer, INVALID, Kind, Make, Memory, Region};
 use crate::page::{self, PAGE};
 use crate::shadow::GRANULE;
 use cudarc::driver::sys::CUresult;
@@ -10,7 +10,7 @@ use cudarc::driver::sys::CUresult;
 impl Memory {
     /// Allocates as `cuMemAlloc_v2` does: memory of a device, open to it, at a 512-byte aligned
     /// address.
-    pub fn allocate(&mut self, device: usize, bytes: u64) -> Answer<u64> {
+    pub fn allocate(&mut self, device: usize, bytes: u64, make: Make) -> Answer<u64> {
         let size = bytes
             .checked_next_multiple_of(GRANULE)
             .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -25,7 +25,8 @@ impl Memory {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
         let pages = size.next_multiple_of(PAGE);
-        let address = if self.host_pointers {
+        let in_place = self.host_pointers || make == Make::Managed;
+        let address = if in_place {
             page::memory(pages)
         } else {
             page::reserve(pages, PAGE, 0)
@@ -35,8 +36,8 @@ impl Memory {
         let mut chunk = Chunk::new(device, size, None);
         chunk.released = true;
         chunk.mappings = 1;
-        if self.host_pointers {
-            chunk.backing = address;
+        if in_place {
+            (chunk.backing, chunk.in_place) = (address, true);
         }
         let chunk = self.chunks.insert(chunk);
         let mut mapping = Mapping::new(address, size, chunk);
@@ -47,7 +48,7 @@ impl Memory {
             address,
             Region {
                 size: pages,
-                kind: Kind::Plain { mapping },
+                kind: Kind::Plain { mapping, make },
             },
         );
         Ok(address)
@@ -56,7 +57,7 @@ impl Memory {
     /// The mapping and the device of an allocation that starts here.
     pub fn allocation(&self, address: u64) -> Option<(u32, usize)> {
         match self.regions.get(&address)?.kind {
-            Kind::Plain { mapping } => {
+            Kind::Plain { mapping, .. } => {
                 let chunk = self.mappings.get(mapping)?.chunk;
                 Some((mapping, self.chunks.get(chunk)?.device))
             }

@@ -1,6 +1,6 @@
 //! From addresses to chunks, and to the bytes that back them.
 
-use super::{Kind, Memory};
+use super::{Kind, Make, Memory};
 use crate::page::{self, PAGE};
 
 /// A stretch of an access that lies within one mapping.
@@ -14,6 +14,18 @@ pub(crate) struct Piece {
     pub length: u64,
 }
 
+/// What an address belongs to, as pointer attributes tell it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub start: u64,
+    pub size: u64,
+    pub device: usize,
+    /// `None` for chunks mapped with `cuMemMap`.
+    pub make: Option<Make>,
+    /// Tells this allocation from any other, also from a later one at the same address.
+    pub id: u64,
+}
+
 /// A stretch of an access as host code reaches it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
@@ -21,7 +33,40 @@ pub(crate) struct Span {
     pub length: usize,
 }
 
+impl Span {
+    /// A stretch of the program's own memory.
+    pub fn host(address: usize, bytes: u64) -> Span {
+        Span {
+            host: address,
+            length: bytes as usize,
+        }
+    }
+}
+
 impl Memory {
+    /// Whether the machine gave out this address: allocated, or reserved.
+    pub fn is_device(&self, address: u64) -> bool {
+        let last = self.regions.range(..=address).next_back();
+        last.is_some_and(|(base, region)| address - base < region.size)
+    }
+
+    /// The allocation or the mapped chunk at an address.
+    pub fn extent(&self, address: u64) -> Option<Extent> {
+        let piece = self.piece(address, 1)?;
+        let mapping = self.mappings.get(piece.mapping)?;
+        let (_, region) = self.regions.range(..=address).next_back()?;
+        Some(Extent {
+            start: mapping.address,
+            size: mapping.size,
+            device: self.chunks.get(piece.chunk)?.device,
+            make: match region.kind {
+                Kind::Reserved { .. } => None,
+                Kind::Plain { make, .. } => Some(make),
+            },
+            id: self.mappings.handle(piece.mapping),
+        })
+    }
+
     /// The mapped part, if any, of a range that starts at its first byte.
     pub fn piece(&self, address: u64, length: u64) -> Option<Piece> {
         let (base, region) = self.regions.range(..=address).next_back()?;
@@ -33,7 +78,7 @@ impl Memory {
             Kind::Reserved { granules, .. } => {
                 granules[(from / self.granularity) as usize].checked_sub(1)?
             }
-            Kind::Plain { mapping } => *mapping,
+            Kind::Plain { mapping, .. } => *mapping,
         };
         let mapping = self.mappings.get(index)?;
         let offset = address - mapping.address;

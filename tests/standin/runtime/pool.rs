@@ -1,0 +1,21 @@
+//! Memory pools, and memory allocated in stream order.
+
+use crate::driver::{Address, Pointer};
+use crate::thread::ready;
+use std::ffi::{c_int, c_uint, c_void};
+
+runtime! {
+    cudaMallocAsync(address: *mut Address, bytes: usize, stream: Pointer) ready().cuMemAllocAsync(address, bytes, stream);
+    cudaMallocFromPoolAsync(address: *mut Address, bytes: usize, pool: Pointer, stream: Pointer) ready().cuMemAllocFromPoolAsync(address, bytes, pool, stream);
+    cudaFreeAsync(address: Address, stream: Pointer) ready().cuMemFreeAsync(address, stream);
+    cudaDeviceGetDefaultMemPool(pool: *mut Pointer, device: c_int) ready().cuDeviceGetDefaultMemPool(pool, device);
+    cudaDeviceGetMemPool(pool: *mut Pointer, device: c_int) ready().cuDeviceGetMemPool(pool, device);
+    cudaDeviceSetMemPool(device: c_int, pool: Pointer) ready().cuDeviceSetMemPool(device, pool);
+    cudaMemPoolCreate(pool: *mut Pointer, properties: *const c_void) ready().cuMemPoolCreate(pool, properties);
+    cudaMemPoolDestroy(pool: Pointer) ready().cuMemPoolDestroy(pool);
+    cudaMemPoolTrimTo(pool: Pointer, keep: usize) ready().cuMemPoolTrimTo(pool, keep);
+    cudaMemPoolGetAttribute(pool: Pointer, attribute: c_uint, value: Pointer) ready().cuMemPoolGetAttribute(pool, attribute, value);
+    cudaMemPoolSetAttribute(pool: Pointer, attribute: c_uint, value: Pointer) ready().cuMemPoolSetAttribute(pool, attribute, value);
+    cudaMemPoolGetAccess(flags: *mut c_uint, pool: Pointer, location: *mut c_void) ready().cuMemPoolGetAccess(flags, pool, location);
+    cudaMemPoolSetAccess(pool: Pointer, access: *const c_void, count: usize) ready().cuMemPoolSetAccess(pool, access, count);
+}
