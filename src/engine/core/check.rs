@@ -135,7 +135,7 @@ impl<G: Gpu> Pool<G> {
         let live: u64 = self
             .blocks
             .iter()
-            .filter(|(_, block)| matches!(block.state, State::Live | State::Pending))
+            .filter(|(_, block)| block.state == State::Live)
             .filter(|(_, block)| self.slots.get(block.slot).group == id)
             .map(|(_, block)| block.size)
             .sum();

@@ -6,6 +6,10 @@
 use super::gpu::{Event, Gpu};
 use std::collections::VecDeque;
 
+/// How many events may be on their way. A device so far behind may be running a kernel that never ends,
+/// for which nothing should wait.
+const MARKS: usize = 1024;
+
 /// Counts what is freed on a device, and knows how much of it is done.
 pub struct Clock {
     /// What was freed so far.
@@ -43,11 +47,20 @@ impl Clock {
     pub fn mark(&mut self, gpu: &mut impl Gpu) {
         let marked = self.marks.back().map_or(self.passed, |mark| mark.1);
         if self.now > marked
+            && self.marks.len() < MARKS
             && let Some(event) = gpu.record()
         {
             self.marks.push_back((event, self.now));
             self.unmarked = 0;
         }
+    }
+
+    /// An event that covers all that was freed up to `until`, and what else it covers. The oldest there
+    /// is, or one recorded now.
+    pub fn covering(&mut self, until: u64, gpu: &mut impl Gpu) -> Option<(Event, u64)> {
+        self.mark(gpu);
+        let first = self.marks.partition_point(|mark| mark.1 < until);
+        self.marks.get(first).copied()
     }
 
     /// Asks the events on their way.

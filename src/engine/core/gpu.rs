@@ -62,6 +62,9 @@ pub trait Gpu {
     fn passed(&mut self, event: Event) -> bool;
     /// Waits until all work before the event is done. False where waiting is not possible.
     fn wait(&mut self, event: Event) -> bool;
+    /// Makes the work that is submitted to the stream from now on run after all work before the event.
+    /// The program is using the stream just now. Never waits. False where that is not possible.
+    fn order(&mut self, event: Event, stream: StreamKey) -> bool;
     /// The event is not needed any more.
     fn forget(&mut self, event: Event);
     /// Whether waiting is possible now: not in a capture.

@@ -7,6 +7,15 @@ use super::group::{GroupId, SHARED};
 use super::pool::{Pool, join};
 use super::stream::StreamKey;
 
+/// Whose chunks may move.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Whose {
+    /// The stream's own and idle ones.
+    Own,
+    /// Those of other streams too, behind a wait on the GPU.
+    Everybodys,
+}
+
 impl<G: Gpu> Pool<G> {
     /// The largest chunk to create now. Costs are per chunk, waste is per chunk size: a thousandth
     /// of what is held keeps both in proportion: gpt2_varlen in `tests/traces` then takes 0.17 s of
@@ -37,25 +46,33 @@ impl<G: Gpu> Pool<G> {
         let highest = group.highest.max(group.live + size);
         let ceiling = highest + highest * self.policy.slack / 1000;
         let allowed = ceiling.saturating_sub(group.reserved) / self.granularity * self.granularity;
-        let (tail, room) = (group.tail, group.space.gap_at(group.cursor));
-
-        let missing = self.missing(size, slot);
-        let moved = self.choose(missing.saturating_sub(allowed), slot, tail);
+        let tail = group.tail;
+        let mut whose = Whose::Own;
+        let mut missing = self.missing(size, slot);
+        let mut moved = self.choose(missing.saturating_sub(allowed), slot, tail, whose);
+        if moved + allowed < missing {
+            if let Some(hole) = self.borrow(size, slot) {
+                return Ok(hole);
+            }
+            // Trying may have let blocks go.
+            whose = Whose::Everybodys;
+            missing = self.missing(size, slot);
+            let tail = self.groups[id as usize].tail;
+            moved = self.choose(missing.saturating_sub(allowed), slot, tail, whose);
+        }
         let grown = missing
             .saturating_sub(moved)
             .next_multiple_of(self.granularity);
-        if room < moved + grown {
+        let group = &self.groups[id as usize];
+        if group.space.gap_at(group.cursor) < moved + grown {
             self.new_run(size, id)?;
-            self.choose(size.saturating_sub(allowed), slot, NONE);
+            self.choose(size.saturating_sub(allowed), slot, NONE, whose);
         }
         self.move_chosen(slot)?;
         if self.grow(size, slot).is_err() {
             // The limit, or the device, has no more: everything that can be moved is.
-            self.choose(
-                self.missing(size, slot),
-                slot,
-                self.groups[id as usize].tail,
-            );
+            let (missing, tail) = (self.missing(size, slot), self.groups[id as usize].tail);
+            self.choose(missing, slot, tail, Whose::Everybodys);
             self.move_chosen(slot)?;
             self.grow(size, slot)?;
         }
@@ -78,10 +95,10 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// Chooses whole free chunks that the stream may use, at least `wanted` bytes of them if
-    /// there are so many; none of the hole `except`. The smallest holes give theirs first: large
-    /// ones can still meet large requests as they are. Returns the bytes chosen.
-    fn choose(&mut self, wanted: u64, slot: u16, except: BlockId) -> u64 {
+    /// Chooses whole free chunks, at least `wanted` bytes of them if there are so many; none of the hole
+    /// `except`. Those that the stream may use come first, and the smallest holes give theirs first:
+    /// large ones can still meet large requests as they are. Returns the bytes chosen.
+    fn choose(&mut self, wanted: u64, slot: u16, except: BlockId, whose: Whose) -> u64 {
         let mut chosen = std::mem::take(&mut self.chosen);
         chosen.clear();
         let mut bytes = 0;
@@ -93,9 +110,18 @@ impl<G: Gpu> Pool<G> {
         } else {
             0
         };
-        let sources = [Some(slot), Some(own.idle).filter(|idle| *idle != slot)];
-        'search: for slot in sources.into_iter().flatten() {
-            let bins = &self.slots.get(slot).bins;
+        let (idle, group) = (own.idle, own.group);
+        let own = [Some(slot), Some(idle).filter(|idle| *idle != slot)];
+        let others = self.slots.iter().filter(|(at, it)| {
+            whose == Whose::Everybodys
+                && it.group == group
+                && *at != slot
+                && *at != idle
+                && !it.bins.is_empty()
+        });
+        let (mut owned, mut until) = (0, 0);
+        'search: for source in own.into_iter().flatten().chain(others.map(|(at, _)| at)) {
+            let bins = &self.slots.get(source).bins;
             for id in bins.ascending(&self.blocks, self.granularity) {
                 if bytes >= wanted {
                     break 'search;
@@ -110,8 +136,18 @@ impl<G: Gpu> Pool<G> {
                     }
                     bytes += chunks.get(chunk).size;
                     chosen.push((id, chunk));
+                    if source == slot || source == idle {
+                        owned = chosen.len();
+                    } else {
+                        until = until.max(hole.detail);
+                    }
                 }
             }
+        }
+        if chosen.len() > owned && !self.follow(slot, until) {
+            chosen.truncate(owned);
+            let chunks = &self.groups[group as usize].chunks;
+            bytes = chosen.iter().map(|(_, it)| chunks.get(*it).size).sum();
         }
         self.chosen = chosen;
         bytes
@@ -195,7 +231,10 @@ impl<G: Gpu> Pool<G> {
         counters.stitched_bytes += chunk.size;
         counters.stale += 1;
         counters.stale_bytes += chunk.size;
+        let idle = group.idle;
         self.cut(hole, chunk.home, chunk.size);
+        // What was another stream's is this one's now.
+        let owner = if owner == idle { idle } else { slot };
         self.append(chunk.size, owner, until, slot);
         Ok(())
     }
@@ -396,7 +435,7 @@ impl<G: Gpu> Pool<G> {
         }
         self.unmap_stale(0, id);
         let idle = self.groups[id as usize].idle;
-        self.choose(u64::MAX, idle, NONE);
+        self.choose(u64::MAX, idle, NONE, Whose::Own);
         let chosen = std::mem::take(&mut self.chosen);
         let mut bytes = 0;
         for (hole, chunk_id) in &chosen {

@@ -10,6 +10,7 @@
 
 mod bins;
 mod block;
+mod borrow;
 mod check;
 mod chunk;
 mod clock;

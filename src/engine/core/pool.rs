@@ -179,6 +179,8 @@ impl<G: Gpu> Pool<G> {
         }
         let block = self.blocks[id];
         self.counters.freed(block.size, block.detail);
+        let group = self.slots.get(block.slot).group;
+        self.groups[group as usize].live -= block.size;
         if block.shared {
             self.defer(id);
         } else {
@@ -321,14 +323,18 @@ impl<G: Gpu> Pool<G> {
             }
         }
         self.trim_closing();
-        // 3 to 5. Growth within a hair of the highest live figure; free chunks moved to where
-        // they are needed; growth beyond, up to the limit.
+        // 3 to 5. Growth within a hair of the highest live figure; free chunks moved to where they are
+        // needed; memory of other streams, behind a wait on the GPU; growth beyond, up to the limit.
         match self.extend(size, slot) {
             Ok(hole) => return Ok(hole),
             Err(Refusal::Failed(_)) => self.counters.driver_errors += 1,
             Err(_) => {}
         }
-        // 6. Waiting until everything free is idle, and giving back what plain segments allow.
+        // 6. Memory of other streams, behind a wait on the GPU.
+        if let Some(hole) = self.borrow(size, slot) {
+            return Ok(hole);
+        }
+        // 7. Waiting until everything free is idle, and giving back what plain segments allow.
         self.counters.alloc_retries += 1;
         self.settle();
         let hole = self.fit(size, slot);
@@ -356,7 +362,7 @@ impl<G: Gpu> Pool<G> {
 
     /// The smallest hole of at least `size` bytes that the stream may use now.
     #[inline]
-    fn fit(&self, size: u64, slot: u16) -> BlockId {
+    pub(super) fn fit(&self, size: u64, slot: u16) -> BlockId {
         let own = self.slots.get(slot);
         let idle = self.slots.get(own.idle).bins.best(&self.blocks, size);
         let own = own.bins.best(&self.blocks, size);
@@ -433,17 +439,16 @@ impl<G: Gpu> Pool<G> {
     #[inline]
     fn retire(&mut self, id: BlockId) {
         let clock = self.clock.tick(self.blocks[id].size);
-        self.retire_at(id, clock);
+        self.retire_to(id, self.blocks[id].slot, clock);
     }
 
-    /// The same for a block that was freed at an earlier time.
+    /// The same for a block that was freed at an earlier time, as a hole of any slot of its group that
+    /// may use it.
     #[inline]
-    pub(super) fn retire_at(&mut self, id: BlockId, clock: u64) {
-        let (size, slot) = (self.blocks[id].size, self.blocks[id].slot);
-        let owner = self.slots.get_mut(slot);
+    pub(super) fn retire_to(&mut self, id: BlockId, slot: u16, clock: u64) {
+        let owner = self.slots.get_mut(self.blocks[id].slot);
         owner.live -= 1;
         let group = &mut self.groups[owner.group as usize];
-        group.live -= size;
         self.ripe |= group.closing && group.live == 0;
         self.add_hole(id, slot, clock);
     }

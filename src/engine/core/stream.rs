@@ -2,7 +2,8 @@
 //!
 //! A hole belongs to the *slot* of the stream that freed it: that stream may take it at once,
 //! because its own later work runs after its earlier work. Each group has one more slot, *idle*:
-//! holes whose old work is known to be done (see `clock`), which any stream may take.
+//! holes whose old work is known to be done (see `clock`), which any stream may take. What is another
+//! stream's it can have behind a wait (see `borrow`).
 
 use super::bins::Bins;
 use super::block::{BlockId, Blocks, NONE};
@@ -26,6 +27,8 @@ pub struct Slot {
     /// The slot of the group's idle memory; this one, if it is that itself.
     pub idle: u16,
     pub bins: Bins,
+    /// The stream's work from now on runs after all work before what was freed up to here.
+    pub follows: u64,
     /// Blocks handed out, or freed but still used elsewhere, that will come back to the slot.
     pub live: u64,
     /// The slot's holes in the order of being freed, kept from when it is first asked for.
@@ -43,6 +46,7 @@ impl Slot {
             group,
             idle,
             bins: Bins::new(),
+            follows: 0,
             live: 0,
             ordered: false,
             oldest: NONE,

@@ -7,9 +7,10 @@ use super::stream::{Slot, StreamKey};
 
 /// A block that the program gave back while other streams may still use it, and what the clock has to
 /// get past before it is free.
-pub struct Pending {
-    block: BlockId,
-    until: u64,
+#[derive(Clone, Copy)]
+pub(super) struct Pending {
+    pub block: BlockId,
+    pub until: u64,
 }
 
 impl<G: Gpu> Pool<G> {
@@ -74,7 +75,7 @@ impl<G: Gpu> Pool<G> {
             self.pending.pop_front();
             self.counters.let_go(self.blocks[id].size);
             // Its own stream's work before the free is done as well.
-            self.retire_at(id, passed);
+            self.retire_to(id, self.blocks[id].slot, passed);
             changed = true;
         }
         let slots = self

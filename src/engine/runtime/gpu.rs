@@ -492,6 +492,16 @@ impl Gpu for DriverGpu {
         }) == 0
     }
 
+    fn order(&mut self, event: Event, stream: StreamKey) -> bool {
+        if !self.may_wait() {
+            return false;
+        }
+        // SAFETY: an event of ours that was recorded, and a stream that the program passed just now.
+        self.call(Call::Order, |f| unsafe {
+            (f.cuStreamWaitEvent)(stream.handle as CUstream, event as usize as CUevent, 0)
+        }) == 0
+    }
+
     fn forget(&mut self, event: Event) {
         self.events.push(event as usize);
     }

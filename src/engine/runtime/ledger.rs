@@ -33,6 +33,7 @@ calls! {
     Alloc = "cuMemAlloc",
     Free = "cuMemFree",
     Record = "cuCtxRecordEvent",
+    Order = "cuStreamWaitEvent",
     Query = "cuEventQuery",
     Synchronize = "cuCtxSynchronize",
 }
