@@ -50,7 +50,7 @@ impl Device {
             handle: owner.handle,
             id: !owner.id,
         };
-        if !self.shelves.forget(owner, address) {
+        if !self.forget(owner, address) {
             return Err(UnknownPointer);
         }
         let shared = state.pool.record_use(address, other);
