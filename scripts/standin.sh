@@ -23,7 +23,7 @@ link() {
     shift 3
     echo "$version { global: cu[A-Z]*; cuda[A-Z]*; __cuda*; local: *; };" >"$made/$name.map"
     cc -shared -o "$made/$name" -Wl,-soname,"$name" -Wl,--version-script="$made/$name.map" \
-        -Wl,--gc-sections -Wl,-S -Wl,-z,nodelete "$@" \
+        -Wl,-Bsymbolic -Wl,--gc-sections -Wl,-S -Wl,-z,nodelete "$@" \
         -Wl,--whole-archive "$archive" -Wl,--no-whole-archive -lpthread -ldl -lm -lgcc_s
     # In one step: a program that runs now keeps the library that it has.
     mv "$made/$name" "$into/$name"

@@ -1,8 +1,15 @@
-//! The library preloaded into programs: those that never touch CUDA run as without it.
+//! The library preloaded into programs: those that never touch CUDA run as without it, and those that
+//! do see what they would see without it, but for addresses and time.
+//!
+//! The programs of `tests/programs/preload` run bare and preloaded, against the stand-ins for CUDA's
+//! libraries, and have to say the same. Each is also run with a library in which the behaviour that it
+//! guards is broken, and has to say something else then.
 
 mod library;
 
-use library::{Scratch, library, output};
+use library::{Scratch, breakable_library, library, output, standin};
+use serde_json::Value;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -28,6 +35,7 @@ fn run(command: &mut Command, preload: Option<&Path>) -> Output {
         "CONCERTINA_CONF",
         "CONCERTINA_STATS",
         "CONCERTINA_DISABLE",
+        "CONCERTINA_BREAK",
         "PYTORCH_CUDA_ALLOC_CONF",
         "PYTORCH_ALLOC_CONF",
         "LD_PRELOAD",
@@ -37,6 +45,11 @@ fn run(command: &mut Command, preload: Option<&Path>) -> Output {
     if let Some(preload) = preload {
         command.env("LD_PRELOAD", preload);
     }
+    finish(command)
+}
+
+/// What a command that is ready to run says.
+fn finish(command: &mut Command) -> Output {
     command
         .output()
         .unwrap_or_else(|error| panic!("{command:?}: {error}"))
@@ -115,4 +128,136 @@ fn other_look_ups_reach_the_real_dlsym_from_who_made_them() {
     ] {
         assert!(said.lines().any(|it| it == line), "no line {line}:\n{said}");
     }
+}
+
+/// A program that uses CUDA.
+struct Case {
+    program: &'static str,
+    arguments: &'static [&'static str],
+    /// What the simulated GPU is like, and our settings.
+    environment: &'static [(&'static str, &'static str)],
+    /// How many allocations the pool is to serve; `None` where the process leaves no statistics.
+    pooled: Option<u64>,
+    /// The mistakes that it has to notice.
+    breaks: &'static [&'static str],
+}
+
+/// Bare, preloaded, and preloaded with each mistake.
+fn compare(name: &str, case: &Case) {
+    let scratch = Scratch::new(&format!("preload-case-{name}"));
+    let link = format!("-L{}", standin().display());
+    let program = compile(
+        &scratch,
+        &format!("{}.c", case.program),
+        case.program,
+        &[&link, "-Wl,--no-as-needed", "-lcudart", "-lcuda"],
+    );
+    let stats = scratch.path().join("stats.json");
+    let violations = scratch.path().join("violations");
+    let go = |library: Option<&Path>, mistake: Option<&str>| {
+        let _ = fs::remove_file(&stats);
+        let _ = fs::remove_file(&violations);
+        // Whatever goes wrong, no program runs for ever.
+        let mut command = Command::new("timeout");
+        command.arg("60").arg(&program).args(case.arguments);
+        command.env_remove("LD_PRELOAD");
+        for name in ["CONCERTINA_CONF", "CONCERTINA_DISABLE", "CONCERTINA_BREAK"] {
+            command.env_remove(name);
+        }
+        command.env("LD_LIBRARY_PATH", standin());
+        command.env("STANDIN_VIOLATIONS", &violations);
+        command.envs(case.environment.iter().copied());
+        if let Some(library) = library {
+            command.env("LD_PRELOAD", library);
+            command.env("CONCERTINA_STATS", &stats);
+        }
+        if let Some(mistake) = mistake {
+            command.env("CONCERTINA_BREAK", mistake);
+        }
+        let output = finish(&mut command);
+        (output, library.map_or(0, |_| served(&stats)))
+    };
+    let (bare, _) = go(None, None);
+    let (preloaded, pooled) = go(Some(library()), None);
+    // What a real GPU would punish.
+    if let Ok(text) = fs::read_to_string(&violations) {
+        panic!("{name}: {text}");
+    }
+    let text = |output: &Output| {
+        let (said, errors) = (&output.stdout, &output.stderr);
+        let (said, errors) = (
+            String::from_utf8_lossy(said),
+            String::from_utf8_lossy(errors),
+        );
+        format!("{said}{errors}{}", output.status)
+    };
+    assert_eq!(text(&preloaded), text(&bare), "{name}: preloaded, and bare");
+    assert_ne!(bare.status.code(), Some(124), "{name}: did not end");
+    if let Some(expected) = case.pooled {
+        assert_eq!(
+            pooled,
+            expected,
+            "{name}: allocations from the pool:\n{}",
+            text(&bare)
+        );
+    }
+    for mistake in case.breaks {
+        let (broken, pooled) = go(Some(breakable_library()), Some(mistake));
+        let same = case.pooled.is_none_or(|expected| expected == pooled);
+        assert!(
+            text(&broken) != text(&bare) || !same,
+            "{name} does not notice that {mistake} is broken"
+        );
+    }
+}
+
+/// How many allocations the pool of a process served, as its statistics say.
+fn served(stats: &Path) -> u64 {
+    let Ok(text) = fs::read_to_string(stats) else {
+        return 0;
+    };
+    let stats: Value = serde_json::from_str(&text).expect("JSON");
+    let devices = stats["devices"].as_array().expect("devices");
+    let count = |device: &Value| device["memory_stats"]["allocation.all.allocated"].as_u64();
+    devices.iter().filter_map(count).sum()
+}
+
+macro_rules! cases {
+    ($($name:ident: $program:literal $arguments:expr, $environment:expr, $pooled:expr, $breaks:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            compare(stringify!($name), &Case {
+                program: $program,
+                arguments: &$arguments,
+                environment: &$environment,
+                pooled: $pooled,
+                breaks: &$breaks,
+            });
+        }
+    )*};
+}
+
+const HELD: (&str, &str) = ("STANDIN_PACE", "held");
+
+cases! {
+    // Of each width the first allocation with rows is the driver's own.
+    reach_by_the_runtime: "runtime" [], [], Some(11), ["dlsym", "proc_address", "pool", "pitch"];
+    reach_by_the_driver: "driver" [], [], Some(5), ["pool"];
+    reach_by_symbols_looked_up: "loader" ["symbols"], [], Some(4), ["dlsym"];
+    reach_by_the_old_look_up: "loader" ["v1"], [], Some(4), ["dlsym", "proc_address"];
+    reach_by_the_new_look_up: "loader" ["v2"], [], Some(4), ["dlsym", "proc_address"];
+    reach_by_entry_points: "entry_point" [], [], Some(3), ["dlsym", "proc_address"];
+    sizes_and_errors: "sizes" [], [], Some(9), ["zero"];
+    frees_that_are_wrong: "wrong_frees" [], [], Some(2), ["unknown"];
+    cuda_free_waits: "waits" [], [HELD], Some(4), ["wait"];
+    free_memory: "info" [], [], Some(9), ["info"];
+    addresses: "attributes" ["1024"], [], Some(3), ["range", "attributes"];
+    a_device_that_is_reset: "reset" [], [], Some(7), ["reset"];
+    a_context_that_is_released: "release" [], [], Some(6), ["reset"];
+    threads: "threads" [], [], Some(1600), ["pool"];
+    a_process_that_returns: "processes" ["return"], [], Some(2), ["pool"];
+    a_process_that_exits: "processes" ["exit"], [], Some(2), ["pool"];
+    a_process_that_leaves_at_once: "processes" ["_exit"], [], None, [];
+    a_process_that_exits_in_a_thread: "processes" ["thread"], [], Some(2), ["pool"];
+    a_process_that_becomes_another: "processes" ["exec"], [], Some(1), ["pool"];
 }

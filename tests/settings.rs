@@ -45,6 +45,7 @@ fn nothing_set_is_the_defaults() {
 
 #[test]
 fn every_setting_takes_effect() {
+    assert!(good("ipc:True").ipc);
     assert_eq!(good("free:relaxed").free, Free::Relaxed);
     assert_eq!(good("free:relaxed,free:strict").free, Free::Strict);
     assert!(!good("expandable_segments:False").expandable_segments);

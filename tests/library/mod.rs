@@ -9,30 +9,43 @@ use std::sync::OnceLock;
 /// the tests beside it, so this does, once a process.
 pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        // target/PROFILE/deps/TEST
-        let test = std::env::current_exe().expect("a test has a path");
-        let profile = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
-        let name = profile
-            .file_name()
-            .and_then(|name| name.to_str())
-            .expect("a profile's name");
-        let target = profile.parent().expect("a target directory");
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--lib", "--profile"]);
-        build.arg(if name == "debug" { "dev" } else { name });
-        build
-            .arg("--target-dir")
-            .arg(target)
-            .current_dir(env!("CARGO_MANIFEST_DIR"));
-        assert!(
-            build.status().expect("cargo runs").success(),
-            "the library could not be built"
-        );
-        let library = profile.join("libconcertina.so");
-        assert!(library.is_file(), "{library:?} is not there");
-        library
-    })
+    LIBRARY.get_or_init(|| build(None))
+}
+
+/// The same with the deliberate mistakes in it that `CONCERTINA_BREAK` chooses from.
+pub fn breakable_library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| build(Some("breaks")))
+}
+
+/// Builds the library; with a feature, beside the ordinary one.
+fn build(feature: Option<&str>) -> PathBuf {
+    // target/PROFILE/deps/TEST
+    let test = std::env::current_exe().expect("a test has a path");
+    let profile = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
+    let name = profile
+        .file_name()
+        .and_then(|name| name.to_str())
+        .expect("a profile's name");
+    let mut target = profile.parent().expect("a target directory").to_path_buf();
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "--lib", "--profile"]);
+    build.arg(if name == "debug" { "dev" } else { name });
+    if let Some(feature) = feature {
+        target.push(feature);
+        build.args(["--features", feature]);
+    }
+    build
+        .arg("--target-dir")
+        .arg(&target)
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
+    assert!(
+        build.status().expect("cargo runs").success(),
+        "the library could not be built"
+    );
+    let library = target.join(name).join("libconcertina.so");
+    assert!(library.is_file(), "{library:?} is not there");
+    library
 }
 
 /// The directory with the stand-ins for `libcuda.so.1` and `libcudart.so`, built once a process.

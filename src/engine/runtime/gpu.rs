@@ -50,6 +50,8 @@ pub struct DriverGpu {
     pub capturing: bool,
     /// The same, but only while memory is found for the stream that is.
     attending: bool,
+    /// The context is gone, and all its work with it: there is nothing to wait for.
+    pub ended: bool,
 }
 
 impl Properties {
@@ -279,6 +281,7 @@ impl DriverGpu {
             leftovers: Vec::new(),
             capturing: false,
             attending: false,
+            ended: false,
         }
     }
 
@@ -514,17 +517,28 @@ impl Gpu for DriverGpu {
         if !self.may_wait() {
             return false;
         }
+        if self.ended {
+            return true;
+        }
         // SAFETY: no arguments.
         self.call(Call::Synchronize, |f| unsafe { (f.cuCtxSynchronize)() }) == 0
     }
 }
 
+impl DriverGpu {
+    /// Lets go of the events that are kept to be used again. They belong to a context, and go with it
+    /// where it has `ended`.
+    pub fn drop_events(&mut self, ended: bool) {
+        let _current = current(&self.functions, self.properties.context);
+        for event in self.events.drain(..).filter(|_| !ended) {
+            // SAFETY: events of ours that nothing waits for, in a context that lives.
+            unsafe { (self.functions.cuEventDestroy_v2)(event as CUevent) };
+        }
+    }
+}
+
 impl Drop for DriverGpu {
     fn drop(&mut self) {
-        let _current = current(&self.functions, self.properties.context);
-        for event in &self.events {
-            // SAFETY: events of ours that nothing waits for.
-            unsafe { (self.functions.cuEventDestroy_v2)(*event as CUevent) };
-        }
+        self.drop_events(false);
     }
 }

@@ -5,7 +5,6 @@ pub mod dump;
 mod gpu;
 mod ledger;
 pub mod lifecycle;
-mod lock;
 pub mod message;
 mod registry;
 pub mod settings;

@@ -33,6 +33,8 @@ pub struct Settings {
     pub round_up: RoundUp,
     /// What `cudaFree` waits for under `LD_PRELOAD`.
     pub free: Free,
+    /// `cudaMalloc`'s memory stays CUDA's own under `LD_PRELOAD`.
+    pub ipc: bool,
 }
 
 /// What `cudaFree` waits for where the library stands in for it.
@@ -63,6 +65,7 @@ impl Default for Settings {
             chunk_size: 0,
             round_up: RoundUp::default(),
             free: Free::Strict,
+            ipc: false,
         }
     }
 }
@@ -211,6 +214,10 @@ table! {
         sets!(free, Word(which) => if which == 0 { Free::Strict } else { Free::Relaxed }),
         "with `LD_PRELOAD`: `strict` makes cudaFree wait for the device, as CUDA's own does; \
          `relaxed` returns at once, and the memory is used again only after the work before";
+    "ipc", Kind::Bool, "False",
+        sets!(ipc, Bool(yes) => yes),
+        "with `LD_PRELOAD`: `True` leaves cudaMalloc's memory to CUDA, so that \
+         cudaIpcGetMemHandle can share it with other processes";
     "garbage_collection_threshold", Kind::Fraction, "0.0", Effect::Nothing, "";
     "max_split_size_mb", Kind::Megabytes { at_least: 20, multiple_of: 1 }, "none",
         Effect::Nothing, "";

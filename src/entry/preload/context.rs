@@ -1,18 +1,21 @@
 //! Which device's pool a call is for: that of the current context, if it is the device's primary one.
 //! Whatever is done in a context that the program made itself is the driver's.
 
-use super::real;
+use super::breaks::is_broken;
+use super::{Answer, real};
 use concertina_engine::driver;
 use concertina_engine::runtime::{
     Device, allocator, allocator_in_use, lifecycle, use_own_settings,
 };
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::Relaxed};
 
 /// Devices beyond these are left to the driver.
 const DEVICES: usize = 64;
 
 /// Each device's primary context, once its pool is there; else 0.
 static PRIMARY: [AtomicUsize; DEVICES] = [const { AtomicUsize::new(0) }; DEVICES];
+/// How often the program holds each device's primary context.
+static HOLDS: [AtomicI32; DEVICES] = [const { AtomicI32::new(0) }; DEVICES];
 /// The hold that a pool took on its context was let go.
 static RELEASED: [AtomicBool; DEVICES] = [const { AtomicBool::new(false) }; DEVICES];
 /// The last context that turned out to be none of these.
@@ -102,4 +105,56 @@ fn primary_of(context: usize) -> Option<i32> {
     }
     real::ask!(cuDevicePrimaryCtxRelease_v2(device));
     (primary == context).then_some(device)
+}
+
+/// The pool of a device, by its number, if its primary context is in use.
+fn pool_of(device: i32) -> Option<&'static Device> {
+    known(PRIMARY.get(device as usize)?.load(Relaxed))
+}
+
+/// `cuDevicePrimaryCtxRetain`, which the driver answered with `status`.
+pub fn retained(device: i32, status: u32) -> Answer {
+    if status == 0
+        && let Some(holds) = HOLDS.get(device as usize)
+    {
+        holds.fetch_add(1, Relaxed);
+    }
+    Some(status)
+}
+
+/// `cuDevicePrimaryCtxRelease`: with the last hold goes what was allocated in the context.
+pub fn release(device: i32, release: impl FnOnce() -> u32) -> Answer {
+    let holds = HOLDS.get(device as usize)?;
+    if holds.load(Relaxed) != 1 {
+        let status = release();
+        if status == 0 {
+            holds.fetch_sub(1, Relaxed);
+        }
+        return Some(status);
+    }
+    let answer = end(device, release);
+    if answer == Some(0) {
+        holds.store(0, Relaxed);
+    }
+    answer
+}
+
+/// `cuDevicePrimaryCtxReset`: all that was allocated in the context goes, whoever holds it.
+pub fn reset(device: i32, reset: impl FnOnce() -> u32) -> Answer {
+    end(device, reset)
+}
+
+/// The end of a primary context, which `end` makes: the pool gives back all it has. Where the work of
+/// the context has failed that is not possible before the end, so it is done after it.
+fn end(device: i32, end: impl FnOnce() -> u32) -> Answer {
+    let pool = pool_of(device).filter(|_| !is_broken("reset"));
+    let works = pool.is_some_and(|pool| pool.synchronize() == 0);
+    if works {
+        pool.into_iter().for_each(|pool| pool.start_over(false));
+    }
+    let status = end();
+    if !works && status == 0 {
+        pool.into_iter().for_each(|pool| pool.start_over(true));
+    }
+    Some(status)
 }

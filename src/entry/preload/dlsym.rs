@@ -5,6 +5,7 @@
 //! allocation, no lock and no thread-local variable, since memory allocators and constructors look
 //! symbols up before any of these work.
 
+use super::breaks::is_broken;
 use super::list::Hook;
 use super::{inside, presence, real};
 use concertina_engine::driver::symbol::real_dlsym;
@@ -57,6 +58,9 @@ unsafe fn hook_of(name: *const c_char) -> Option<&'static Hook> {
             return None;
         }
         let hook = Hook::of(CStr::from_ptr(name).to_bytes())?;
+        if is_broken("dlsym") {
+            return None;
+        }
         (presence::is_on() && !inside::is_inside()).then_some(hook)
     }
 }

@@ -39,7 +39,12 @@ macro_rules! interposed {
             cuMemFreeAsync_ptsz: "cuMemFreeAsync", 11020, PerThread,
                 (address: u64, stream: u64) => ordered::free(address, ordered::per_thread(stream));
             cuDeviceSetMemPool: "cuDeviceSetMemPool", 11020, Either,
-                (device: c_int, pool: *mut c_void) => ordered::set_pool(device, pool);
+                (device: c_int, pool: *mut c_void)
+                => ordered::set_pool(device, pool, real::call!(cuDeviceSetMemPool(device, pool)));
+            cuMemSetMemPool: "cuMemSetMemPool", 13000, Either,
+                (location: *const c_int, kind: c_uint, pool: *mut c_void)
+                => ordered::set_pool_at(location, pool,
+                    real::call!(cuMemSetMemPool(location, kind, pool)));
 
             cuStreamBeginCapture: "cuStreamBeginCapture", 10000, Legacy,
                 (stream: u64) => capture::begin(stream, real::call!(cuStreamBeginCapture(stream)));
@@ -76,6 +81,33 @@ macro_rules! interposed {
             cuMemGetAddressRange_v2: "cuMemGetAddressRange", 3020, Either,
                 (start: *mut u64, size: *mut usize, address: u64)
                 => query::address_range(start, size, address);
+
+            cuPointerGetAttribute: "cuPointerGetAttribute", 4000, Either,
+                (value: *mut c_void, attribute: c_uint, address: u64)
+                => attributes::one(value, attribute, address);
+            cuPointerGetAttributes: "cuPointerGetAttributes", 7000, Either,
+                (count: c_uint, attributes: *const c_uint, values: *const *mut c_void, address: u64)
+                => attributes::several(count, attributes, values, address);
+            cuMemRetainAllocationHandle: "cuMemRetainAllocationHandle", 11000, Either,
+                (handle: *mut u64, address: u64) => attributes::refuse_handle(handle, address);
+            cuIpcGetMemHandle: "cuIpcGetMemHandle", 4010, Either,
+                (handle: *mut c_void, address: u64) => attributes::explain_ipc(handle, address);
+
+            cuDevicePrimaryCtxRetain: "cuDevicePrimaryCtxRetain", 7000, Either,
+                (context: *mut usize, device: c_int)
+                => context::retained(device, real::call!(cuDevicePrimaryCtxRetain(context, device)));
+            cuDevicePrimaryCtxRelease: "cuDevicePrimaryCtxRelease", 7000, Either,
+                (device: c_int)
+                => context::release(device, || real::call!(cuDevicePrimaryCtxRelease(device)));
+            cuDevicePrimaryCtxRelease_v2: "cuDevicePrimaryCtxRelease", 11000, Either,
+                (device: c_int)
+                => context::release(device, || real::call!(cuDevicePrimaryCtxRelease_v2(device)));
+            cuDevicePrimaryCtxReset: "cuDevicePrimaryCtxReset", 7000, Either,
+                (device: c_int)
+                => context::reset(device, || real::call!(cuDevicePrimaryCtxReset(device)));
+            cuDevicePrimaryCtxReset_v2: "cuDevicePrimaryCtxReset", 11000, Either,
+                (device: c_int)
+                => context::reset(device, || real::call!(cuDevicePrimaryCtxReset_v2(device)));
 
             cuGetProcAddress: "cuGetProcAddress", 11030, Legacy,
                 (name: *const c_char, function: *mut *mut c_void, version: c_int,

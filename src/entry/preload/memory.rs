@@ -1,6 +1,7 @@
 //! Memory as `cudaMalloc` hands it out: any stream may use it, and giving it back waits for the device.
 
-use super::{Answer, capture, context, real};
+use super::breaks::is_broken;
+use super::{Answer, attributes, capture, context, real};
 use concertina_engine::runtime::settings::Free;
 use concertina_engine::runtime::{Allocator, Device, OutOfMemory, Refusal, allocator_in_use};
 use std::collections::HashMap;
@@ -13,11 +14,14 @@ const NOT_READY: u32 = 600;
 /// `cuMemAlloc`.
 #[inline]
 pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
-    if address.is_null() || bytes == 0 || capture::is_on() {
+    if address.is_null() || capture::is_on() || is_broken("pool") {
+        return None;
+    }
+    if bytes == 0 && !is_broken("zero") {
         return None;
     }
     let device = context::device()?;
-    if !is_healthy() {
+    if is_shareable() || !is_healthy() {
         return None;
     }
     hand_out(address, device.allocate_unordered(bytes))
@@ -28,6 +32,12 @@ pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
 #[inline]
 fn is_healthy() -> bool {
     is_relaxed() || matches!(real::ask!(cuStreamQuery(0)), 0 | NOT_READY)
+}
+
+/// Whether the program wants to share such memory with other processes, which only CUDA's own can be.
+#[inline]
+fn is_shareable() -> bool {
+    allocator_in_use().is_some_and(|allocator| allocator.settings().ipc)
 }
 
 #[inline]
@@ -71,6 +81,7 @@ pub fn allocate_pitch(
     match known.get(&(width, element)).copied() {
         Some(row) => {
             drop(pitches);
+            let row = if is_broken("pitch") { width } else { row };
             let answer = allocate(address, row.checked_mul(height)?);
             if answer == Some(0) {
                 // SAFETY: the program's place for the pitch, which is not null.
@@ -96,10 +107,14 @@ pub fn free(address: u64) -> Answer {
         return None;
     }
     let allocator = allocator_in_use()?;
+    attributes::forget(address);
     let here = context::known_device();
     if let Some(device) = here
         && free_here(allocator, device, address)?
     {
+        return Some(0);
+    }
+    if is_broken("unknown") {
         return Some(0);
     }
     free_elsewhere(allocator, here, address)
@@ -125,7 +140,9 @@ fn free_elsewhere(allocator: &Allocator, here: Option<&Device>, address: u64) ->
 fn free_here(allocator: &Allocator, device: &Device, address: u64) -> Option<bool> {
     match allocator.settings().free {
         Free::Relaxed => Some(device.free_later(address).is_ok()),
-        Free::Strict if device.synchronize() == 0 => Some(device.free_idle(address).is_ok()),
+        Free::Strict if is_broken("wait") || device.synchronize() == 0 => {
+            Some(device.free_idle(address).is_ok())
+        }
         Free::Strict => None,
     }
 }

@@ -14,6 +14,8 @@
 //! All of it does nothing where the library was not preloaded (PyTorch loads it by name, and its own
 //! calls are none of ours), and with `CONCERTINA_DISABLE=1`; see `presence`.
 
+mod attributes;
+mod breaks;
 mod capture;
 mod context;
 mod dlsym;

@@ -4,7 +4,7 @@
 //! of its own is passed on.
 
 use super::memory::hand_out;
-use super::{Answer, capture, context, real};
+use super::{Answer, attributes, capture, context, real};
 use concertina_engine::runtime::{Device, allocator_in_use};
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -63,15 +63,15 @@ pub fn allocate_from(address: *mut u64, bytes: usize, pool: *mut c_void, stream:
     hand_out(address, device.allocate(bytes, stream))
 }
 
-fn default_pool(device: c_int) -> Option<*mut c_void> {
+/// The default pool of a device.
+pub fn default_pool(device: c_int) -> Option<*mut c_void> {
     let mut pool = ptr::null_mut();
     let status = real::ask!(cuDeviceGetDefaultMemPool(&mut pool, device));
     (status == 0).then_some(pool)
 }
 
-/// `cuDeviceSetMemPool`.
-pub fn set_pool(device: c_int, pool: *mut c_void) -> Answer {
-    let status = real::call!(cuDeviceSetMemPool(device, pool));
+/// `cuDeviceSetMemPool`, which the driver answered with `status`.
+pub fn set_pool(device: c_int, pool: *mut c_void, status: u32) -> Answer {
     if status == 0 {
         let bit = 1_u64.checked_shl(device as u32).unwrap_or(0);
         match default_pool(device) == Some(pool) {
@@ -82,6 +82,20 @@ pub fn set_pool(device: c_int, pool: *mut c_void) -> Answer {
     Some(status)
 }
 
+/// `cuMemSetMemPool`, which the driver answered with `status`. A location is a kind and a number.
+pub fn set_pool_at(location: *const c_int, pool: *mut c_void, status: u32) -> Answer {
+    /// `CU_MEM_LOCATION_TYPE_DEVICE`.
+    const DEVICE: c_int = 1;
+    if status != 0 || location.is_null() {
+        return Some(status);
+    }
+    // SAFETY: the driver read both numbers.
+    match unsafe { (*location, *location.add(1)) } {
+        (DEVICE, device) => set_pool(device, pool, status),
+        _ => Some(status),
+    }
+}
+
 /// `cuMemFreeAsync`.
 #[inline]
 pub fn free(address: u64, stream: u64) -> Answer {
@@ -89,6 +103,7 @@ pub fn free(address: u64, stream: u64) -> Answer {
         return None;
     }
     let allocator = allocator_in_use()?;
+    attributes::forget(address);
     let here = device_of(stream);
     if here.is_some_and(|device| device.free_on(address, stream).is_ok()) {
         return Some(0);

@@ -50,7 +50,7 @@ impl Device {
             handle: owner.handle,
             id: !owner.id,
         };
-        if !self.forget(owner, address) {
+        if !self.shelves.forget(owner, address) {
             return Err(UnknownPointer);
         }
         let shared = state.pool.record_use(address, other);
@@ -95,5 +95,22 @@ impl Device {
     #[inline]
     pub fn synchronize(&self) -> u32 {
         synchronize(&self.functions, self.properties.context)
+    }
+
+    /// Takes back every block and gives all memory back to the driver: the context that they were
+    /// used in ends. `ended` says that it has, and all its work with it.
+    pub fn start_over(&self, ended: bool) {
+        let mut state = self.settled();
+        let blocks: Vec<Found> = state.pool.blocks_in_use().collect();
+        for block in blocks {
+            self.shelves.forget(block.stream, block.start);
+            // The pool named it just now.
+            let _ = state.pool.free(block.start);
+        }
+        state.foreign.clear();
+        state.pool.gpu_mut().ended = ended;
+        state.pool.trim_all(None);
+        state.pool.gpu_mut().ended = false;
+        state.pool.gpu_mut().drop_events(ended);
     }
 }

@@ -1,0 +1,127 @@
+//! What a program can ask about an address: it is told about its own block, not about the chunks of
+//! memory that the block is cut from.
+
+use super::breaks::is_broken;
+use super::ordered::default_pool;
+use super::{Answer, real};
+use concertina_engine::runtime::{Device, Found, allocator_in_use, message};
+use std::collections::HashMap;
+use std::ffi::{c_uint, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+const INVALID_VALUE: u32 = 1;
+
+/// `CUpointer_attribute` in `cuda.h`.
+const CONTEXT: c_uint = 1;
+const BUFFER_ID: c_uint = 7;
+const RANGE_START: c_uint = 11;
+const RANGE_SIZE: c_uint = 12;
+const MEMORY_POOL: c_uint = 17;
+const MAPPING_SIZE: c_uint = 18;
+const MAPPING_BASE: c_uint = 19;
+
+/// The block in use around an address, and its device.
+pub fn block(address: u64) -> Option<(&'static Device, Found)> {
+    let mut devices = allocator_in_use()?.open_devices();
+    devices.find_map(|device| Some((device, device.find(address)?)))
+}
+
+/// `cuPointerGetAttribute`.
+pub fn one(value: *mut c_void, attribute: c_uint, address: u64) -> Answer {
+    if value.is_null() {
+        return None;
+    }
+    let (device, found) = block(address)?;
+    // SAFETY: the program's place for a value of the attribute's type.
+    unsafe { answer(device, &found, attribute, value) }.then_some(0)
+}
+
+/// `cuPointerGetAttributes`: the driver's answers, with ours in their place.
+pub fn several(
+    count: c_uint,
+    attributes: *const c_uint,
+    values: *const *mut c_void,
+    address: u64,
+) -> Answer {
+    let (device, found) = block(address)?;
+    let status = real::call!(cuPointerGetAttributes(count, attributes, values, address));
+    if status == 0 {
+        for at in 0..count as usize {
+            // SAFETY: the driver has read `count` attributes, and written to as many places.
+            unsafe {
+                let value = *values.add(at);
+                if !value.is_null() {
+                    answer(device, &found, *attributes.add(at), value);
+                }
+            }
+        }
+    }
+    Some(status)
+}
+
+/// Writes what is different for a block of the pool from what the driver would say. False where it
+/// says the same, or nothing.
+///
+/// # Safety
+/// `value` can be written with a value of the attribute's type.
+unsafe fn answer(device: &Device, found: &Found, attribute: c_uint, value: *mut c_void) -> bool {
+    let word = match attribute {
+        _ if is_broken("attributes") => return false,
+        CONTEXT => device.context() as u64,
+        BUFFER_ID => buffer_id(found.start),
+        RANGE_START | MAPPING_BASE => found.start,
+        RANGE_SIZE | MAPPING_SIZE => found.requested,
+        MEMORY_POOL if Device::is_stream_ordered(found) => {
+            default_pool(device.ordinal()).map_or(0, |pool| pool as u64)
+        }
+        MEMORY_POOL => 0,
+        _ => return false,
+    };
+    // SAFETY: all of these are 8 bytes wide.
+    unsafe { ptr::write(value.cast::<u64>(), word) };
+    true
+}
+
+/// Numbers of the blocks that were asked for theirs, by address.
+static BUFFER_IDS: Mutex<Option<HashMap<u64, u64>>> = Mutex::new(None);
+/// The next number: far from the driver's own, which count up from 1.
+static NEXT_ID: AtomicU64 = AtomicU64::new(FIRST_ID);
+const FIRST_ID: u64 = 1 << 62;
+
+/// A number that no other block ever had, also not at the same address.
+fn buffer_id(address: u64) -> u64 {
+    let mut ids = BUFFER_IDS.lock().unwrap_or_else(PoisonError::into_inner);
+    let ids = ids.get_or_insert_default();
+    *ids.entry(address)
+        .or_insert_with(|| NEXT_ID.fetch_add(1, Relaxed))
+}
+
+/// The block at `address` is being freed: the next one there has another number. One relaxed load
+/// where no numbers were asked for.
+#[inline]
+pub fn forget(address: u64) {
+    if NEXT_ID.load(Relaxed) > FIRST_ID {
+        let mut ids = BUFFER_IDS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ids) = ids.as_mut() {
+            ids.remove(&address);
+        }
+    }
+}
+
+/// `cuMemRetainAllocationHandle`: to the program its block is no memory that it created and mapped.
+pub fn refuse_handle(_handle: *mut u64, address: u64) -> Answer {
+    block(address).map(|_| INVALID_VALUE)
+}
+
+/// `cuIpcGetMemHandle`: the driver cannot share mapped memory by such a handle, and says so itself.
+pub fn explain_ipc(_handle: *mut c_void, address: u64) -> Answer {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    block(address)?;
+    message::say_once(&SAID, || {
+        "cudaIpcGetMemHandle: memory of the pool cannot be shared with another process; \
+         CONCERTINA_CONF=ipc:True leaves cudaMalloc's memory to CUDA, which can"
+    });
+    None
+}
