@@ -223,18 +223,25 @@ fn served(stats: &Path) -> u64 {
 }
 
 macro_rules! cases {
-    ($($name:ident: $program:literal $arguments:expr, $environment:expr, $pooled:expr, $breaks:expr;)*) => {$(
-        #[test]
-        fn $name() {
-            compare(stringify!($name), &Case {
-                program: $program,
-                arguments: &$arguments,
-                environment: &$environment,
-                pooled: $pooled,
-                breaks: &$breaks,
-            });
+    ($($name:ident: $program:literal $arguments:expr, $environment:expr, $pooled:expr, $breaks:expr;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                compare(stringify!($name), &Case {
+                    program: $program,
+                    arguments: &$arguments,
+                    environment: &$environment,
+                    pooled: $pooled,
+                    breaks: &$breaks,
+                });
+            }
+        )*
+
+        /// What is run here.
+        fn runs() -> Vec<String> {
+            vec![$([&[$program], &$arguments[..]].concat().join(" ")),*]
         }
-    )*};
+    };
 }
 
 const HELD: (&str, &str) = ("STANDIN_PACE", "held");
@@ -260,4 +267,21 @@ cases! {
     a_process_that_leaves_at_once: "processes" ["_exit"], [], None, [];
     a_process_that_exits_in_a_thread: "processes" ["thread"], [], Some(2), ["pool"];
     a_process_that_becomes_another: "processes" ["exec"], [], Some(1), ["pool"];
+}
+
+/// `scripts/test-preload.sh` runs on a GPU what the programs say themselves (`Run:`).
+#[test]
+fn what_the_programs_say_of_their_runs_is_run() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/preload");
+    let mut said = Vec::new();
+    for entry in fs::read_dir(directory).expect("a directory") {
+        let text = fs::read_to_string(entry.expect("an entry").path()).expect("text");
+        let run = |line: &str| Some(line.split_once("* Run: ")?.1.to_string());
+        said.extend(text.lines().filter_map(run));
+    }
+    let mut run = runs();
+    run.sort();
+    run.dedup();
+    said.sort();
+    assert_eq!(said, run);
 }

@@ -1,5 +1,8 @@
 /* What can be asked about an address: its first byte, one in the middle: attributes SMALL, the size of
- * the second block. */
+ * the second block.
+ *
+ * Run: attributes 1024
+ */
 #include "show.h"
 
 static void show(const char *what, char *block, size_t offset) {

@@ -1,4 +1,7 @@
-/* The driver's own functions, by its symbols. */
+/* The driver's own functions, by its symbols.
+ *
+ * Run: driver
+ */
 #include "show.h"
 
 int main(void) {

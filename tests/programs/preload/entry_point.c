@@ -1,4 +1,7 @@
-/* The driver's functions found through the runtime. */
+/* The driver's functions found through the runtime.
+ *
+ * Run: entry_point
+ */
 #include "show.h"
 
 int main(void) {

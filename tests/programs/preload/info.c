@@ -1,4 +1,7 @@
-/* What counts as free. */
+/* What counts as free.
+ *
+ * Run: info
+ */
 #include "show.h"
 
 static size_t before;

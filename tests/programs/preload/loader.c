@@ -1,5 +1,10 @@
 /* The driver found as the runtime does that is linked into a program: `dlopen`, `dlsym`, and from
- * there on `cuGetProcAddress`, in its old form (v1) or its new one (v2), or without it (symbols). */
+ * there on `cuGetProcAddress`, in its old form (v1) or its new one (v2), or without it (symbols).
+ *
+ * Run: loader symbols
+ * Run: loader v1
+ * Run: loader v2
+ */
 #include "show.h"
 
 static void *library;

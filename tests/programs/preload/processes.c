@@ -1,4 +1,11 @@
-/* Children, and the ends of a process: processes return|exit|_exit|thread|exec. */
+/* Children, and the ends of a process: processes return|exit|_exit|thread|exec.
+ *
+ * Run: processes return
+ * Run: processes exit
+ * Run: processes _exit
+ * Run: processes thread
+ * Run: processes exec
+ */
 #include "show.h"
 
 static void *leave(void *unused) {

@@ -1,4 +1,7 @@
-/* The last release of a device's primary context takes its memory along. */
+/* The last release of a device's primary context takes its memory along.
+ *
+ * Run: release
+ */
 #include "show.h"
 
 int main(void) {

@@ -1,4 +1,7 @@
-/* cudaDeviceReset takes all memory along. */
+/* cudaDeviceReset takes all memory along.
+ *
+ * Run: reset
+ */
 #include "show.h"
 
 int main(void) {

@@ -1,4 +1,7 @@
-/* Every way to allocate of the runtime, by its symbols. */
+/* Every way to allocate of the runtime, by its symbols.
+ *
+ * Run: runtime
+ */
 #include "show.h"
 
 int main(void) {

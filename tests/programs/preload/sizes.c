@@ -1,4 +1,7 @@
-/* What sizes, alignments and errors an allocation has. */
+/* What sizes, alignments and errors an allocation has.
+ *
+ * Run: sizes
+ */
 #include "show.h"
 
 static void try(size_t size) {

@@ -1,4 +1,7 @@
-/* Eight threads, each with its memory. */
+/* Eight threads, each with its memory.
+ *
+ * Run: threads
+ */
 #include "show.h"
 
 enum { THREADS = 8, ROUNDS = 200, BLOCKS = 10 };

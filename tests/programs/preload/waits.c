@@ -1,4 +1,7 @@
-/* cudaFree waits for all work of the device, cudaMalloc for none. */
+/* cudaFree waits for all work of the device, cudaMalloc for none.
+ *
+ * Run: waits
+ */
 #include "show.h"
 
 int main(void) {

@@ -1,4 +1,7 @@
-/* What is freed twice, or was never allocated. */
+/* What is freed twice, or was never allocated.
+ *
+ * Run: wrong_frees
+ */
 #include "show.h"
 
 int main(void) {
