@@ -198,6 +198,14 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
+    /// Bytes asked for the block that starts at `address`.
+    pub fn requested(&self, address: u64) -> u64 {
+        match self.table.get(address) {
+            NONE => 0,
+            id => self.blocks[id].detail,
+        }
+    }
+
     /// The size of the block that starts at `address`.
     pub fn size_of(&self, address: u64) -> Option<u64> {
         match self.table.get(address) {

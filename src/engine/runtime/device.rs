@@ -6,12 +6,12 @@ pub use direct::Usage;
 
 use super::gpu::{DriverGpu, Properties, foreign_context, is_capturing, stream_key, synchronize};
 use super::ledger::{Call, CallFigures, Ledger};
+use super::lock::{Guard, Lock};
 use super::message;
 use super::settings::{RoundUp, Settings};
-use super::shelf::Shelves;
+use super::shelf::{Habits, Place, Shelf, Shelves};
 use crate::core::{Counters, GroupId, Policy, Pool, Refusal, SHARED, Shortage, StreamKey};
 use crate::driver::Functions;
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -45,6 +45,7 @@ struct Private {
 
 struct State {
     pool: Pool<DriverGpu>,
+    habits: Habits,
     private: Vec<Private>,
     routes: Vec<Routed>,
     /// Blocks that streams of other devices use, and those devices' contexts.
@@ -61,7 +62,7 @@ pub struct Device {
     /// Some allocations go to private pools.
     routed: AtomicBool,
     shelves: Shelves,
-    state: Mutex<State>,
+    state: Lock<State>,
 }
 
 impl Drop for Device {
@@ -150,6 +151,7 @@ impl Device {
         let gpu = DriverGpu::new(functions, properties.clone(), ledger.clone());
         let state = State {
             pool: Pool::new(gpu, policy),
+            habits: Habits::new(),
             private: Vec::new(),
             routes: Vec::new(),
             foreign: HashMap::new(),
@@ -162,7 +164,7 @@ impl Device {
             round_up: settings.round_up,
             routed: AtomicBool::new(false),
             shelves: Shelves::new(),
-            state: Mutex::new(state),
+            state: Lock::new(state),
         })
     }
 
@@ -184,7 +186,7 @@ impl Device {
     /// Hands out `size` bytes that the stream (by handle) may use at once. Aligned to 512 bytes.
     ///
     /// Costs one lock that no other stream takes where the stream has just freed a block of the
-    /// same size, else the device's lock and the pool's best fit.
+    /// same size, else the device's lock, or both, and the pool's best fit.
     #[inline]
     pub fn allocate(&self, size: usize, stream: u64) -> Result<u64, OutOfMemory> {
         let key = stream_key(&self.functions, self.properties.context, stream);
@@ -194,47 +196,73 @@ impl Device {
     #[inline]
     fn allocate_for(&self, size: usize, key: StreamKey) -> Result<u64, OutOfMemory> {
         if !self.routed.load(Relaxed)
-            && let Some(address) = self.shelves.take(key, size as u64)
+            && let Some(mut shelf) = self.shelves.open(Place::of(key.handle))
         {
-            return Ok(address);
+            if let Some(address) = shelf.take(key, size as u64) {
+                return Ok(address);
+            }
+            // In this order a lock may only be tried.
+            if let Some(state) = self.state.try_lock() {
+                return self.allocate_from_pool(state, Some(shelf), size, key);
+            }
         }
-        self.allocate_from_pool(size, key)
+        self.allocate_from_pool(self.state.lock(), None, size, key)
     }
 
-    fn allocate_from_pool(&self, size: usize, key: StreamKey) -> Result<u64, OutOfMemory> {
+    /// The caller may have the stream's shelf locked; it has missed, then.
+    fn allocate_from_pool(
+        &self,
+        mut state: Guard<'_, State>,
+        shelf: Option<Guard<'_, Shelf>>,
+        size: usize,
+        key: StreamKey,
+    ) -> Result<u64, OutOfMemory> {
         let (requested, rounded) = (size as u64, self.round_up.round_up(size) as u64);
-        let mut state = self.state.lock();
+        let place = Place::of(key.handle);
         let group = match state.routes.is_empty() {
             true => SHARED,
             false => self.routed(&mut state, key.handle),
         };
-        self.shelves.clear(key, &mut state.pool);
+        let mut shelf = shelf.or_else(|| self.shelves.open(place));
+        if let Some(shelf) = &mut shelf {
+            shelf.clear(&mut state.pool);
+        }
         // To the pool a block on any shelf is in use; no peak may count it.
         if state.pool.tally().would_peak(rounded, requested) {
-            self.shelves.clear_all(&mut state.pool);
+            self.shelves.clear_others(place, &mut state.pool);
         }
         let address = match state.pool.allocate_free(rounded, requested, key, group) {
             Some(address) => address,
-            None => self.search(&mut state, rounded, requested, key, group)?,
+            None => self.search(&mut state, place, rounded, requested, key, group)?,
         };
         if group == SHARED {
-            self.shelves.track(key, address, requested, rounded);
+            match shelf {
+                Some(shelf) if shelf.is_idle() => self.shelves.end(place, shelf),
+                Some(mut shelf) => shelf.track(key, address, requested, rounded),
+                None if state.habits.at(place).asked(requested) => {
+                    let mut shelf = self.shelves.begin(place, key);
+                    shelf.track(key, address, requested, rounded);
+                }
+                None => {}
+            }
         }
         Ok(address)
     }
 
-    /// Nothing that is free fits: the shelves are cleared, and the pool goes up the ladder.
+    /// Nothing that is free fits: the shelves are cleared (the stream's own is), and the pool goes up
+    /// the ladder.
     #[cold]
     #[inline(never)]
     fn search(
         &self,
         state: &mut State,
+        place: Place,
         rounded: u64,
         requested: u64,
         key: StreamKey,
         group: GroupId,
     ) -> Result<u64, OutOfMemory> {
-        self.shelves.clear_all(&mut state.pool);
+        self.shelves.clear_others(place, &mut state.pool);
         let mut result = state.pool.allocate(rounded, requested, key, group);
         // Other groups may hold free memory to give back.
         if result.is_err() && state.pool.trim_all(Some(key)) > 0 {
@@ -262,19 +290,46 @@ impl Device {
     /// `stream` is that stream's handle if the caller knows it: then it is quick to find.
     #[inline]
     pub fn free(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
-        match self.shelves.put(stream, address) {
-            true => Ok(()),
-            false => self.free_to_pool(address),
+        let place = Place::of(stream);
+        if let Some(mut shelf) = self.shelves.open(place) {
+            if shelf.put(address) {
+                return Ok(());
+            }
+            // In this order a lock may only be tried.
+            if let Some(state) = self.state.try_lock() {
+                return self.free_to_pool(state, Some((place, shelf)), address);
+            }
         }
+        self.free_to_pool(self.state.lock(), None, address)
     }
 
-    fn free_to_pool(&self, address: u64) -> Result<(), UnknownPointer> {
-        let mut state = self.state.lock();
+    /// The caller may have one place's shelf locked.
+    fn free_to_pool(
+        &self,
+        mut state: Guard<'_, State>,
+        held: Option<(Place, Guard<'_, Shelf>)>,
+        address: u64,
+    ) -> Result<(), UnknownPointer> {
+        let state = &mut *state;
         let key = state.pool.stream_of(address).ok_or(UnknownPointer)?;
-        if !self.shelves.forget(key, address) {
-            return Err(UnknownPointer);
+        let place = Place::of(key.handle);
+        let shelf = match held {
+            Some((at, shelf)) if at == place => Some(shelf),
+            other => {
+                drop(other);
+                self.shelves.open(place)
+            }
+        };
+        let requested = state.pool.requested(address);
+        match shelf {
+            Some(mut shelf) => {
+                if !shelf.forget(address) {
+                    return Err(UnknownPointer);
+                }
+                shelf.clear(&mut state.pool);
+            }
+            None => state.habits.at(place).freed(requested),
         }
-        self.shelves.clear(key, &mut state.pool);
         if !state.foreign.is_empty() {
             // This device's events say nothing of another's streams.
             for context in state.foreign.remove(&address).into_iter().flatten() {
@@ -288,13 +343,20 @@ impl Device {
             .map_err(|_| UnknownPointer)
     }
 
+    /// A block in use is not to come to its stream's shelf any more. False where it lies there
+    /// already, and so is not in use.
+    fn forget(&self, owner: StreamKey, address: u64) -> bool {
+        let shelf = self.shelves.open(Place::of(owner.handle));
+        shelf.is_none_or(|mut shelf| shelf.forget(address))
+    }
+
     /// Notes that another stream (by handle) uses the block: once freed, it is not used again
     /// before that stream's work up to then is done.
     pub fn record_use(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
         let key = stream_key(&self.functions, self.properties.context, stream);
         let mut state = self.state.lock();
         let owner = state.pool.stream_of(address).ok_or(UnknownPointer)?;
-        if !self.shelves.forget(owner, address) {
+        if !self.forget(owner, address) {
             return Err(UnknownPointer);
         }
         let context = self.properties.context;
@@ -309,7 +371,7 @@ impl Device {
     }
 
     /// The state with every block that is not in use in the pool, and all counters up to date.
-    fn settled(&self) -> MutexGuard<'_, State> {
+    fn settled(&self) -> Guard<'_, State> {
         let mut state = self.state.lock();
         self.shelves.clear_all(&mut state.pool);
         state

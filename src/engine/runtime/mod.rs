@@ -5,6 +5,7 @@ pub mod dump;
 mod gpu;
 mod ledger;
 pub mod lifecycle;
+mod lock;
 pub mod message;
 mod registry;
 pub mod settings;

@@ -5,12 +5,16 @@
 //! block on a shelf is still handed out. So whatever looks at the pool, or wants memory that it does
 //! not have, clears the shelves first; what was recycled here is then added to the pool's counters.
 //!
-//! Locks are taken in one order: the device's, then a shelf's. The quick ways take a shelf's alone.
+//! A stream that seldom asks again for what it freed only loses time here. So a shelf that keeps
+//! missing is closed, until the stream's [`Habit`] shows that it would serve.
+//!
+//! Locks are taken in one order: the device's, then a shelf's. Who has a shelf's may try the
+//! device's. Shelves are opened and closed under both.
 
+use super::lock::{Guard, Lock};
 use crate::core::{Class, Gpu, Pool, StreamKey};
-use spin::Yield;
-use spin::mutex::SpinMutex;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Streams beyond this many may have to do without a shelf.
 const SHELVES: usize = 64;
@@ -21,8 +25,38 @@ const LENGTH: usize = 8;
 /// Blocks in use that a shelf remembers, so that they find their way back without the pool.
 const TRACKED: usize = 512;
 
+/// What a hit adds to a shelf's worth; a miss takes one away. A hit saves about three times what a
+/// miss costs.
+const HIT: u32 = 3;
+
+/// A closed shelf opens when it is worth this; an open one closes at 0.
+const OPENS: u32 = 32;
+const MOST: u32 = 2 * OPENS;
+
+/// Frees that a habit remembers.
+const RECENT: usize = 4;
+
+/// Which place a stream has among a device's shelves. Two may have the same.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Place(usize);
+
+impl Place {
+    /// By the stream's handle.
+    #[inline]
+    pub fn of(handle: u64) -> Place {
+        // 1 is another name of the default stream, 0.
+        Place((spread(handle & !1) >> (64 - SHELVES.trailing_zeros())) as usize)
+    }
+}
+
+#[inline]
+fn spread(value: u64) -> u64 {
+    value.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
 /// A block in use, or on the shelf.
 #[derive(Clone, Copy, Default)]
+#[repr(align(32))]
 struct Item {
     /// 0 where there is none.
     address: u64,
@@ -38,166 +72,206 @@ struct Recycled {
     requested: u64,
 }
 
-struct Shelf {
+/// One stream's shelf. It and its lock share cache lines with no other.
+#[repr(align(128))]
+struct Standing {
+    open: AtomicBool,
+    shelf: Lock<Shelf>,
+}
+
+/// A shelf, under its lock.
+pub struct Shelf {
     key: StreamKey,
-    items: [Item; LENGTH],
     length: usize,
-    recycled: [Recycled; 2],
-    tracked: Box<[Item; TRACKED]>,
+    worth: u32,
     /// The block that was handed out last.
     last: u64,
     /// The first block ever tracked. Places count from it, so that a run is the same wherever the
     /// system puts the addresses.
     base: u64,
+    /// What was asked for the blocks that lie here.
+    requested: [u64; LENGTH],
+    /// The blocks.
+    items: [Item; LENGTH],
+    recycled: [Recycled; 2],
+    tracked: Box<[Item; TRACKED]>,
 }
-
-type Locked = SpinMutex<Shelf, Yield>;
 
 /// The shelves of one device.
 pub struct Shelves {
-    /// By the stream's handle. Where two streams fall together the later one has the place.
-    places: [OnceLock<Box<Locked>>; SHELVES],
-}
-
-#[inline]
-fn spread(value: u64) -> u64 {
-    value.wrapping_mul(0x9E37_79B9_7F4A_7C15)
-}
-
-#[inline]
-fn place_of(handle: u64) -> usize {
-    // 1 is another name of the default stream, 0.
-    (spread(handle & !1) >> (64 - SHELVES.trailing_zeros())) as usize
+    places: [OnceLock<Box<Standing>>; SHELVES],
+    /// A bit for each place that has ever had a shelf.
+    made: AtomicU64,
 }
 
 impl Shelves {
     pub fn new() -> Self {
         Shelves {
             places: [const { OnceLock::new() }; SHELVES],
+            made: AtomicU64::new(0),
         }
     }
 
-    /// A block of exactly this size that was freed on the stream.
+    /// The shelf at a place, if it is open.
     #[inline]
-    pub fn take(&self, key: StreamKey, requested: u64) -> Option<u64> {
-        let mut shelf = self.places[place_of(key.handle)].get()?.lock();
-        let at = shelf.items[..shelf.length]
-            .iter()
-            .rposition(|it| it.requested == requested)?;
-        if shelf.key != key {
+    pub fn open(&self, place: Place) -> Option<Guard<'_, Shelf>> {
+        let standing = self.places[place.0].get()?;
+        if !standing.open.load(Relaxed) {
             return None;
         }
-        let item = shelf.items[at];
-        shelf.length -= 1;
-        shelf.items[at] = shelf.items[shelf.length];
-        let recycled = &mut shelf.recycled[Class::of(item.size) as usize];
-        recycled.count += 1;
-        recycled.bytes += item.size;
-        recycled.requested += requested;
-        let track = shelf.track_of(item.address);
-        shelf.tracked[track] = item;
-        shelf.last = item.address;
-        Some(item.address)
+        let shelf = standing.shelf.lock();
+        // Another thread may have closed it since.
+        standing.open.load(Relaxed).then_some(shelf)
     }
 
-    /// Puts a block in use onto the shelf of the stream with this handle. False where it is not
-    /// known there or there is no room.
-    #[inline]
-    pub fn put(&self, handle: u64, address: u64) -> bool {
-        let Some(shelf) = self.places[place_of(handle)].get() else {
-            return false;
-        };
-        let mut shelf = shelf.lock();
-        let track = shelf.track_of(address);
-        let item = shelf.tracked[track];
-        let length = shelf.length;
-        // A large block comes here only where it was the last to be handed out. Then the pool, had
-        // it got the block back, would hand the same one out again; any other would be lost to the
-        // holes beside it, which costs memory (llama_serve: 1.016 instead of 1.009).
-        let fits = item.size <= crate::core::SMALL || shelf.last == address;
-        if address == 0 || item.address != address || length == LENGTH || !fits {
-            return false;
-        }
-        shelf.tracked[track] = Item::default();
-        shelf.items[length] = item;
-        shelf.length += 1;
-        true
-    }
-
-    /// Remembers a block that the pool handed out just now.
-    pub fn track(&self, key: StreamKey, address: u64, requested: u64, size: u64) {
-        let shelf = self.places[place_of(key.handle)].get_or_init(|| {
-            Box::new(SpinMutex::new(Shelf {
-                key,
-                items: Default::default(),
-                length: 0,
-                recycled: Default::default(),
-                tracked: Box::new([Item::default(); TRACKED]),
-                last: 0,
-                base: address,
-            }))
+    /// Opens a shelf, which is new or empty, for a stream. The caller has the device's lock.
+    #[cold]
+    #[inline(never)]
+    pub fn begin(&self, place: Place, key: StreamKey) -> Guard<'_, Shelf> {
+        let standing = self.places[place.0].get_or_init(|| {
+            Box::new(Standing {
+                open: AtomicBool::new(false),
+                shelf: Lock::new(Shelf {
+                    key,
+                    length: 0,
+                    worth: 0,
+                    last: 0,
+                    base: 0,
+                    requested: [0; LENGTH],
+                    items: Default::default(),
+                    recycled: Default::default(),
+                    tracked: Box::new([Item::default(); TRACKED]),
+                }),
+            })
         });
-        let mut shelf = shelf.lock();
-        if shelf.key != key {
-            // Another stream's, or an older one's of the same handle. What it holds must go back
-            // to the pool under its own name first.
-            if shelf.length > 0 {
-                return;
-            }
-            shelf.key = key;
-            shelf.tracked.fill(Item::default());
-        }
-        let size = size.max(1).next_multiple_of(crate::core::BLOCK);
-        let track = shelf.track_of(address);
-        shelf.tracked[track] = Item {
-            address,
-            requested,
-            size,
-        };
-        shelf.last = address;
+        self.made.fetch_or(1 << place.0, Relaxed);
+        let mut shelf = standing.shelf.lock();
+        // Blocks came and went while it was closed.
+        shelf.tracked.fill(Item::default());
+        shelf.key = key;
+        shelf.worth = OPENS;
+        standing.open.store(true, Relaxed);
+        shelf
     }
 
-    /// Forgets a block in use, which is going back to the pool or must not come here any more.
-    /// False where it lies on the shelf: then it is not in use.
-    pub fn forget(&self, key: StreamKey, address: u64) -> bool {
-        let Some(shelf) = self.places[place_of(key.handle)].get() else {
-            return true;
-        };
-        let mut shelf = shelf.lock();
-        let track = shelf.track_of(address);
-        let tracked = &mut shelf.tracked[track];
-        if tracked.address == address {
-            *tracked = Item::default();
+    /// Closes a shelf that is empty. The caller has the device's lock.
+    #[cold]
+    #[inline(never)]
+    pub fn end(&self, place: Place, shelf: Guard<'_, Shelf>) {
+        if let Some(standing) = self.places[place.0].get() {
+            standing.open.store(false, Relaxed);
         }
-        shelf.items[..shelf.length]
-            .iter()
-            .all(|item| item.address != address)
+        drop(shelf);
     }
 
-    /// Gives what lies on a stream's shelf back to the pool.
-    #[inline]
-    pub fn clear<G: Gpu>(&self, key: StreamKey, pool: &mut Pool<G>) {
-        if let Some(shelf) = self.places[place_of(key.handle)].get() {
-            shelf.lock().clear(pool);
-        }
+    /// Gives what lies on all shelves but one, whose lock the caller may have, back to the pool.
+    pub fn clear_others<G: Gpu>(&self, place: Place, pool: &mut Pool<G>) {
+        self.clear_these(self.made.load(Relaxed) & !(1 << place.0), pool);
     }
 
     /// The same for all.
     pub fn clear_all<G: Gpu>(&self, pool: &mut Pool<G>) {
-        for shelf in self.places.iter().filter_map(OnceLock::get) {
-            shelf.lock().clear(pool);
+        self.clear_these(self.made.load(Relaxed), pool);
+    }
+
+    fn clear_these<G: Gpu>(&self, mut places: u64, pool: &mut Pool<G>) {
+        while places != 0 {
+            if let Some(mut shelf) = self.open(Place(places.trailing_zeros() as usize)) {
+                shelf.clear(pool);
+            }
+            places &= places - 1;
         }
     }
 }
 
 impl Shelf {
+    /// A block of exactly this size that was freed on the stream.
     #[inline]
-    fn track_of(&self, address: u64) -> usize {
-        let units = address.wrapping_sub(self.base) / crate::core::BLOCK;
-        (spread(units) >> (64 - TRACKED.trailing_zeros())) as usize
+    pub fn take(&mut self, key: StreamKey, requested: u64) -> Option<u64> {
+        let at = self.requested[..self.length]
+            .iter()
+            .rposition(|it| *it == requested);
+        let Some(at) = at.filter(|_| self.key == key) else {
+            self.worth = self.worth.saturating_sub(1);
+            return None;
+        };
+        self.worth = (self.worth + HIT).min(MOST);
+        let item = self.items[at];
+        self.length -= 1;
+        self.items[at] = self.items[self.length];
+        self.requested[at] = self.requested[self.length];
+        let recycled = &mut self.recycled[Class::of(item.size) as usize];
+        recycled.count += 1;
+        recycled.bytes += item.size;
+        recycled.requested += requested;
+        let track = self.track_of(item.address);
+        self.tracked[track] = item;
+        self.last = item.address;
+        Some(item.address)
     }
 
-    fn clear<G: Gpu>(&mut self, pool: &mut Pool<G>) {
+    /// Puts a block in use onto the shelf. False where it is not known here or there is no room.
+    #[inline]
+    pub fn put(&mut self, address: u64) -> bool {
+        let track = self.track_of(address);
+        let item = self.tracked[track];
+        let length = self.length;
+        // A large block comes here only where it was the last to be handed out. Then the pool, had
+        // it got the block back, would hand the same one out again; any other would be lost to the
+        // holes beside it, which costs memory (llama_serve: 1.016 instead of 1.009).
+        let fits = item.size <= crate::core::SMALL || self.last == address;
+        if address == 0 || item.address != address || length == LENGTH || !fits {
+            return false;
+        }
+        self.tracked[track].address = 0;
+        self.items[length] = item;
+        self.requested[length] = item.requested;
+        self.length += 1;
+        true
+    }
+
+    /// Remembers a block that the pool handed out just now, if it is the shelf's stream's. Nothing
+    /// lies on the shelf.
+    #[inline]
+    pub fn track(&mut self, key: StreamKey, address: u64, requested: u64, size: u64) {
+        if self.key != key {
+            return;
+        }
+        if self.base == 0 {
+            self.base = address;
+        }
+        let size = size.max(1).next_multiple_of(crate::core::BLOCK);
+        let track = self.track_of(address);
+        self.tracked[track] = Item {
+            address,
+            requested,
+            size,
+        };
+        self.last = address;
+    }
+
+    /// Forgets a block in use, which is going back to the pool or must not come here any more.
+    /// False where it lies on the shelf: then it is not in use.
+    #[inline]
+    pub fn forget(&mut self, address: u64) -> bool {
+        let track = self.track_of(address);
+        let tracked = &mut self.tracked[track];
+        if tracked.address == address {
+            tracked.address = 0;
+        }
+        self.items[..self.length]
+            .iter()
+            .all(|item| item.address != address)
+    }
+
+    /// Whether it has missed too often.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        self.worth == 0
+    }
+
+    /// Gives what lies here back to the pool.
+    pub fn clear<G: Gpu>(&mut self, pool: &mut Pool<G>) {
         for class in [Class::Small, Class::Large] {
             let recycled = std::mem::take(&mut self.recycled[class as usize]);
             if recycled.count > 0 {
@@ -214,5 +288,66 @@ impl Shelf {
             let _ = pool.free(item.address);
         }
         self.length = 0;
+    }
+
+    #[inline]
+    fn track_of(&self, address: u64) -> usize {
+        let units = address.wrapping_sub(self.base) / crate::core::BLOCK;
+        (spread(units) >> (64 - TRACKED.trailing_zeros())) as usize
+    }
+}
+
+/// What a closed shelf would be worth.
+#[derive(Clone, Copy)]
+pub struct Habit {
+    /// What was asked for the blocks freed last.
+    recent: [u64; RECENT],
+    next: usize,
+    worth: u32,
+}
+
+/// The habits at every place of a device, under its lock.
+pub struct Habits([Habit; SHELVES]);
+
+impl Habits {
+    pub fn new() -> Self {
+        // A stream that comes for the first time gets a shelf.
+        let new = Habit {
+            recent: [0; RECENT],
+            next: 0,
+            worth: OPENS + 1,
+        };
+        Habits([new; SHELVES])
+    }
+
+    #[inline]
+    pub fn at(&mut self, place: Place) -> &mut Habit {
+        &mut self.0[place.0]
+    }
+}
+
+impl Habit {
+    /// A block was freed.
+    #[inline]
+    pub fn freed(&mut self, requested: u64) {
+        self.recent[self.next] = requested;
+        self.next = (self.next + 1) % RECENT;
+    }
+
+    /// A block was asked for. True when it is time to open the shelf.
+    #[inline]
+    pub fn asked(&mut self, requested: u64) -> bool {
+        match self.recent.iter().position(|it| *it == requested) {
+            Some(at) => {
+                self.recent[at] = 0;
+                self.worth += HIT;
+            }
+            None => self.worth = self.worth.saturating_sub(1),
+        }
+        let opens = self.worth >= OPENS;
+        if opens {
+            self.worth = 0;
+        }
+        opens
     }
 }

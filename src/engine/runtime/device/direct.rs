@@ -50,7 +50,7 @@ impl Device {
             handle: owner.handle,
             id: !owner.id,
         };
-        if !self.shelves.forget(owner, address) {
+        if !self.forget(owner, address) {
             return Err(UnknownPointer);
         }
         let shared = state.pool.record_use(address, other);
@@ -103,7 +103,7 @@ impl Device {
         let mut state = self.settled();
         let blocks: Vec<Found> = state.pool.blocks_in_use().collect();
         for block in blocks {
-            self.shelves.forget(block.stream, block.start);
+            self.forget(block.stream, block.start);
             // The pool named it just now.
             let _ = state.pool.free(block.start);
         }
