@@ -9,6 +9,7 @@ import ctypes
 import json
 import os
 import pathlib
+import sys
 
 __all__ = ["install", "stats", "dump_stats", "library"]
 
@@ -45,7 +46,7 @@ def _load():
 
 
 def install():
-    """Makes concertina PyTorch's allocator for CUDA memory, with all of its hooks.
+    """Makes concertina PyTorch's allocator for CUDA memory.
 
     Works once a process and only before CUDA is initialised; RuntimeError otherwise. A second
     call does nothing.
@@ -60,22 +61,13 @@ def install():
             "concertina.install() comes too late: CUDA is initialised already; "
             "call it before anything uses the GPU"
         )
-    lib = _load()
+    _load()
+    # The library fits PyTorch as it is loaded. Where it was loaded first, it has to look again.
+    if "_concertina" in sys.modules:
+        sys.modules["_concertina"].attach()
     allocator = torch.cuda.memory.CUDAPluggableAllocator(
         library(), "concertina_malloc", "concertina_free"
     )
-    hooks = allocator.allocator()
-    for setter, function in {
-        "set_init_fn": lib.concertina_init,
-        "set_reset_fn": lib.concertina_empty_cache,
-        "set_memory_fraction_fn": lib.concertina_memory_fraction,
-        "set_base_alloc_fn": lib.concertina_base_alloc,
-        "set_record_stream_fn": lib.concertina_record_stream,
-        "set_begin_allocate_to_pool": lib.concertina_begin_allocate_to_pool,
-        "set_end_allocate_to_pool_fn": lib.concertina_end_allocate_to_pool,
-        "set_release_pool": lib.concertina_release_pool,
-    }.items():
-        getattr(hooks, setter)(ctypes.cast(function, ctypes.c_void_p).value)
     torch.cuda.memory.change_current_allocator(allocator)
     _installed = True
 

@@ -1,12 +1,14 @@
 """Run once inside a Python process that uses the library and wants statistics.
 
-write_statistics() is put here by whoever runs this. os._exit skips everything that
-runs at a normal exit, so the statistics are written before it is called.
+`functions` is put here by whoever runs this: addresses of the library's functions, by name. os._exit
+skips everything that runs at a normal exit, so the statistics are written before it is called.
 """
 
+import ctypes
 import os
 import sys
 
+write_statistics = ctypes.CFUNCTYPE(None)(functions["write_statistics"])
 real_exit = os._exit
 
 

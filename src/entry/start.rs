@@ -1,7 +1,7 @@
 //! What runs when the library is loaded, and when the process ends.
 
 use super::guard::guard;
-use super::python;
+use super::{python, torch};
 use concertina_engine::runtime::lifecycle;
 
 #[used]
@@ -16,14 +16,19 @@ static END: extern "C" fn() = end;
 
 extern "C" fn start() {
     guard((), || {
-        lifecycle::start(python::schedule);
+        lifecycle::start(first_use);
         if lifecycle::wants_statistics() {
             // Some other library's end may crash before it is the turn of ours.
             // SAFETY: the function stays, as the library is never unloaded.
             unsafe { libc::atexit(end) };
-            python::schedule();
         }
+        python::schedule();
     });
+}
+
+fn first_use() {
+    torch::attach_unless_done();
+    python::schedule();
 }
 
 extern "C" fn end() {

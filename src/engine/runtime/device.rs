@@ -15,7 +15,7 @@ use crate::driver::Functions;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// PyTorch's name for a private pool.
@@ -52,6 +52,30 @@ struct State {
     foreign: HashMap<u64, Vec<usize>>,
 }
 
+impl State {
+    fn private(&self, pool: PoolId) -> Option<&Private> {
+        self.private.iter().find(|private| private.id == pool)
+    }
+
+    /// One more user of a private pool. False where it cannot be made.
+    fn retain(&mut self, pool: PoolId) -> bool {
+        if let Some(private) = self.private.iter_mut().find(|private| private.id == pool) {
+            private.users += 1;
+            return true;
+        }
+        let Some(group) = self.pool.open_group() else {
+            message::say("too many private pools: this one shares everybody's memory");
+            return false;
+        };
+        self.private.push(Private {
+            id: pool,
+            group,
+            users: 1,
+        });
+        true
+    }
+}
+
 /// One device and its pool. Any thread may call anything; calls on one device take turns.
 pub struct Device {
     ordinal: i32,
@@ -59,6 +83,8 @@ pub struct Device {
     properties: Arc<Properties>,
     ledger: Arc<Ledger>,
     round_up: RoundUp,
+    /// The share of the device's memory that was set last; an `f64`.
+    fraction: AtomicU64,
     /// Some allocations go to private pools.
     routed: AtomicBool,
     shelves: Shelves,
@@ -162,6 +188,7 @@ impl Device {
             properties,
             ledger,
             round_up: settings.round_up,
+            fraction: AtomicU64::new(settings.per_process_memory_fraction.to_bits()),
             routed: AtomicBool::new(false),
             shelves: Shelves::new(),
             state: Lock::new(state),
@@ -388,14 +415,30 @@ impl Device {
         self.settled().pool.size_of(address)
     }
 
+    /// Bytes of the largest block that a request could get now, as far as can be told beforehand: the
+    /// largest free range, or what the limit and the device leave to grow by.
+    pub fn largest_obtainable(&self) -> u64 {
+        let state = self.settled();
+        let reserved = state.pool.counters().all.reserved_bytes.current;
+        let device = state.pool.gpu().memory_info().map_or(0, |(free, _)| free);
+        let growth = device.min(self.ledger.limit().saturating_sub(reserved));
+        growth.max(state.pool.largest_free())
+    }
+
     /// Sets how many bytes may be held from the driver; `None` lifts the limit. What is held
     /// beyond it stays.
     pub fn set_limit(&self, bytes: Option<u64>) {
         self.ledger.set_limit(bytes.unwrap_or(u64::MAX));
     }
 
+    /// The share of the device's memory that the pool may hold, as it was last set.
+    pub fn memory_fraction(&self) -> f64 {
+        f64::from_bits(self.fraction.load(Relaxed))
+    }
+
     /// Limits the pool to a share of the device's memory, 0.0 to 1.0; 1.0 lifts the limit.
     pub fn set_memory_fraction(&self, fraction: f64) {
+        self.fraction.store(fraction.to_bits(), Relaxed);
         let limit = (fraction < 1.0).then(|| share(fraction, self.properties.total));
         self.set_limit(limit);
     }
@@ -447,27 +490,23 @@ impl Device {
 
     // ---- private pools -------------------------------------------------------------------
 
+    /// Counts one more user of the private pool, which is made if there is none of that name.
+    pub fn retain_pool(&self, pool: PoolId) {
+        self.state.lock().retain(pool);
+    }
+
+    /// How many users the private pool has; 0 where there is none of that name.
+    pub fn pool_users(&self, pool: PoolId) -> usize {
+        let state = self.state.lock();
+        state.private(pool).map_or(0, |private| private.users)
+    }
+
     /// From now on allocations that the route's filter claims come from its private pool, which
     /// is made if there is none of that name. One more user of it is counted.
     pub fn begin_pool(&self, route: Route) {
         let mut state = self.state.lock();
-        match state
-            .private
-            .iter_mut()
-            .find(|private| private.id == route.pool)
-        {
-            Some(private) => private.users += 1,
-            None => match state.pool.open_group() {
-                Some(group) => state.private.push(Private {
-                    id: route.pool,
-                    group,
-                    users: 1,
-                }),
-                None => {
-                    message::say("too many private pools: this one shares everybody's memory");
-                    return;
-                }
-            },
+        if !state.retain(route.pool) {
+            return;
         }
         state.routes.push(Routed {
             route,
@@ -523,8 +562,7 @@ impl Device {
             routed.capture = Some(capturing);
             self.note_routes(state);
         }
-        let private = state.private.iter().find(|private| private.id == id);
-        private.map_or(SHARED, |private| private.group)
+        state.private(id).map_or(SHARED, |private| private.group)
     }
 
     /// Shelves know nothing of routes, and are passed by while there are any. In a capture nothing
@@ -542,7 +580,8 @@ fn share(fraction: f64, total: u64) -> u64 {
 }
 
 impl fmt::Display for OutOfMemory {
-    /// Begins as PyTorch's message does: retry helpers look for its first words.
+    /// Begins as PyTorch's message does: retry helpers look for its first words. What is not about
+    /// memory does not: to ask again for less would be no help.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Shortage {
             asked,
@@ -551,6 +590,14 @@ impl fmt::Display for OutOfMemory {
             largest,
             refusal,
         } = self.shortage;
+        if let Some(error) = &self.error {
+            return write!(
+                f,
+                "CUDA error: {error} when {} were to be allocated on device {}",
+                Bytes(asked),
+                self.device
+            );
+        }
         write!(
             f,
             "CUDA out of memory. Tried to allocate {} on device {}",
@@ -577,9 +624,8 @@ impl fmt::Display for OutOfMemory {
             write!(f, "; limit: {}", Bytes(limit))?;
         }
         let outside = total.saturating_sub(free).saturating_sub(reserved);
-        match (&self.error, refusal) {
-            (Some(error), _) => write!(f, ". The driver said {error}."),
-            (_, Refusal::OverLimit) if free > asked => {
+        match refusal {
+            Refusal::OverLimit if free > asked => {
                 write!(
                     f,
                     ". The limit stands in the way: the device has room for this request."

@@ -78,15 +78,14 @@ pub fn wants_statistics() -> bool {
 }
 
 /// Takes up its post: to be called once, when the library is loaded. Registers with `fork`, reads
-/// `CONCERTINA_STATS`, and does nothing else. `on_first_use` is called on the first use, if there
-/// is a file to be written in the end.
+/// `CONCERTINA_STATS`, and does nothing else. `on_first_use` is called on the first use.
 pub fn start(on_first_use: fn()) {
     OWNER.store(process(), Ordering::Relaxed);
     // SAFETY: the handler is a plain function, and the library is never unloaded.
     unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
+    // Nobody else sets them.
+    let _ = ON_FIRST_USE.set(on_first_use);
     if let Some(pattern) = settings::variable(VARIABLE).filter(|pattern| !pattern.is_empty()) {
-        // Nobody else sets them.
-        let _ = ON_FIRST_USE.set(on_first_use);
         let _ = PATTERN.set(pattern.into_vec());
     }
 }
@@ -111,7 +110,13 @@ pub fn first_use() {
 #[cold]
 fn first_use_ever() {
     let first = STATE.compare_exchange(UNUSED, USED, Ordering::Relaxed, Ordering::Relaxed);
-    let Some(pattern) = PATTERN.get().filter(|_| first.is_ok()) else {
+    if first.is_err() {
+        return;
+    }
+    if let Some(also) = ON_FIRST_USE.get() {
+        also();
+    }
+    let Some(pattern) = PATTERN.get() else {
         return;
     };
     // A child that began afresh may not write over what its parent may want to write, too.
@@ -122,9 +127,6 @@ fn first_use_ever() {
         Ok(path) => {
             let _ = PATH.set(path);
             term::install();
-            if let Some(also) = ON_FIRST_USE.get() {
-                also();
-            }
         }
         Err(failure) => message::say(&format!("{VARIABLE}: {}", failure.line)),
     }

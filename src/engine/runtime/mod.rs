@@ -15,4 +15,6 @@ pub mod stats;
 pub use crate::core::{Found, Refusal, Shortage};
 pub use device::{Device, Figures, OutOfMemory, PoolId, Route, UnknownPointer, Usage};
 pub use ledger::{Call, CallFigures};
-pub use registry::{Allocator, allocator, allocator_in_use, use_own_settings};
+pub use registry::{
+    Allocator, allocator, allocator_in_use, process_settings, use_own_settings,
+};

@@ -121,6 +121,11 @@ static SETTINGS: Lazy<Settings> = Lazy::new(|| {
     settings
 });
 
+/// The settings of this process, as the environment says; complaints are made on the first call.
+pub fn process_settings() -> &'static Settings {
+    &SETTINGS
+}
+
 static ALLOCATOR: OnceCell<Option<Allocator>> = OnceCell::new();
 
 /// The process's allocator, made on the first call as the environment says. Where there is no

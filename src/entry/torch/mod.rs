@@ -1,10 +1,21 @@
 //! What PyTorch calls: the functions of a pluggable allocator and its hooks
 //! (`torch::cuda::CUDAPluggableAllocator` in PyTorch's `CUDAPluggableAllocator.h`).
 
+mod attach;
+mod error;
+mod filter;
+mod memory;
+mod symbols;
+mod table;
+
+pub use attach::{ATTACH, attach_unless_done};
+
 use super::guard::guard;
 use concertina_engine::runtime::{
     Device, OutOfMemory, Route, allocator, allocator_in_use, lifecycle, message,
 };
+use error::Failure;
+use filter::StreamFilter;
 use std::ffi::{c_double, c_int, c_ulonglong, c_void};
 use std::ptr;
 use std::sync::atomic::AtomicBool;
@@ -45,21 +56,68 @@ pub extern "C" fn concertina_malloc(
     stream: *mut CUstream_st,
 ) -> *mut c_void {
     guard(ptr::null_mut(), || {
-        if size == 0 {
-            return ptr::null_mut();
-        }
-        lifecycle::first_use();
-        let Some(device) = usable(device) else {
-            return ptr::null_mut();
-        };
-        match device.allocate(size, stream as u64) {
-            Ok(address) => address as *mut c_void,
-            Err(shortage) => {
+        obtain(size, device, stream).unwrap_or_else(|shortage| {
+            if let Some(shortage) = shortage {
                 report(&shortage);
-                ptr::null_mut()
             }
-        }
+            ptr::null_mut()
+        })
     })
+}
+
+/// The address of `size` bytes, null for none. The error is `None` where there is no device that this
+/// process can use, of which a line was said.
+#[inline]
+fn obtain(
+    size: usize,
+    device: c_int,
+    stream: *mut CUstream_st,
+) -> Result<*mut c_void, Option<Box<OutOfMemory>>> {
+    if size == 0 {
+        return Ok(ptr::null_mut());
+    }
+    lifecycle::first_use();
+    let device = usable(device).ok_or(None)?;
+    match device.allocate(size, stream as u64) {
+        Ok(address) => Ok(address as *mut c_void),
+        Err(shortage) => Err(Some(Box::new(shortage))),
+    }
+}
+
+/// What PyTorch calls in place of [`concertina_malloc`]: the same, but that it throws where there is
+/// no memory. Null would be a tensor without memory.
+unsafe extern "C-unwind" fn allocate(
+    size: usize,
+    device: c_int,
+    stream: *mut CUstream_st,
+) -> *mut c_void {
+    match guard(Err(None), || obtain(size, device, stream)) {
+        Ok(pointer) => pointer,
+        // SAFETY: PyTorch, which called, lets exceptions through.
+        Err(shortage) => unsafe { refuse(shortage) },
+    }
+}
+
+/// Throws into PyTorch; or, while PyTorch's own allocator is the present one and asks here for the
+/// segments of a private pool, answers null: it looks further, and then throws by itself.
+///
+/// # Safety
+/// Every frame up to PyTorch's must let a C++ exception through.
+#[cold]
+#[inline(never)]
+unsafe fn refuse(shortage: Option<Box<OutOfMemory>>) -> *mut c_void {
+    if !attach::is_attached() {
+        return ptr::null_mut();
+    }
+    let failure = match shortage {
+        Some(it) if it.error.is_none() => Failure::OutOfMemory(it.to_string()),
+        Some(it) => Failure::Other(it.to_string()),
+        None => Failure::Other("concertina has no memory: standard error says why".into()),
+    };
+    // SAFETY: as promised by the caller.
+    let message = unsafe { error::raise(failure) };
+    message::say(&message);
+    ptr::null_mut()
 }
 
 /// Takes back what `concertina_malloc` handed out.
@@ -286,58 +344,4 @@ fn unknown(function: &str, pointer: *mut c_void) {
             "{function}: {pointer:?} is not in use; it is left alone, as others like it will be"
         )
     });
-}
-
-/// A copy of a `std::function<bool(cudaStream_t)>` as libstdc++ lays it out (`std_function.h`):
-/// two words of state, a manager that copies and destroys them, and the function to call.
-#[repr(C)]
-struct StreamFilter {
-    state: [usize; 2],
-    manager: Option<unsafe extern "C" fn(*mut [usize; 2], *const [usize; 2], c_int) -> bool>,
-    invoker: Option<unsafe extern "C" fn(*const [usize; 2], *const *mut CUstream_st) -> bool>,
-}
-
-/// `_Manager_operation` of libstdc++.
-const CLONE: c_int = 2;
-const DESTROY: c_int = 3;
-
-// SAFETY: PyTorch's filters look at streams' capture state and at the calling thread, and are
-// called from whichever thread allocates; the device's lock lets one call in at a time.
-unsafe impl Send for StreamFilter {}
-
-impl StreamFilter {
-    /// `None` where there is nothing to call.
-    ///
-    /// # Safety
-    /// `function` is null or points to a live `std::function` of the type above.
-    unsafe fn copy_of(function: *const StreamFilter) -> Option<StreamFilter> {
-        // SAFETY: as promised by the caller.
-        let function = unsafe { function.as_ref() }?;
-        let (manager, invoker) = (function.manager?, function.invoker?);
-        let mut state = [0; 2];
-        // SAFETY: the manager fills `state` with a copy of the function's state.
-        unsafe { manager(&mut state, &function.state, CLONE) };
-        Some(StreamFilter {
-            state,
-            manager: Some(manager),
-            invoker: Some(invoker),
-        })
-    }
-
-    fn claims(&self, stream: u64) -> bool {
-        let stream = stream as *mut CUstream_st;
-        // SAFETY: the state is a live copy that this invoker was made for.
-        self.invoker
-            .is_some_and(|invoker| unsafe { invoker(&self.state, &stream) })
-    }
-}
-
-impl Drop for StreamFilter {
-    fn drop(&mut self) {
-        if let Some(manager) = self.manager {
-            let state: *mut [usize; 2] = &mut self.state;
-            // SAFETY: destroys the copy that `copy_of` made, once.
-            unsafe { manager(state, state, DESTROY) };
-        }
-    }
 }

@@ -1,0 +1,127 @@
+//! Makes PyTorch and the library fit, from the moment that PyTorch's allocator is ours.
+//!
+//! `attach.py` is run in the interpreter when the library is loaded. It sets PyTorch's hooks on every
+//! allocator that is made of our functions, and when such a one becomes PyTorch's present allocator it
+//! calls [`attach`] here, which fits the object itself (`table`), and puts functions of ours in place of
+//! those that PyTorch's memory functions call. Where nobody was there to see the allocator change, the
+//! first allocation looks whether it did.
+
+use super::symbols::Library;
+use super::table::Object;
+use super::{
+    allocate, concertina_base_alloc, concertina_begin_allocate_to_pool, concertina_empty_cache,
+    concertina_end_allocate_to_pool, concertina_init, concertina_malloc,
+    concertina_memory_fraction, concertina_record_stream, concertina_release_pool, error, memory,
+};
+use crate::entry::guard::guard;
+use crate::entry::python::{Script, source};
+use concertina_engine::runtime::message;
+use std::ffi::{CStr, c_void};
+use std::mem::transmute;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// PyTorch's present allocator is ours.
+static ATTACHED: AtomicBool = AtomicBool::new(false);
+
+pub fn is_attached() -> bool {
+    ATTACHED.load(Ordering::Relaxed)
+}
+
+pub static ATTACH: Script = Script {
+    name: c"<concertina: attach.py>",
+    text: source!("attach.py"),
+    functions,
+    failure: "PyTorch's memory functions could not be fitted: they fail as under any pluggable \
+              allocator",
+    asked: AtomicBool::new(false),
+};
+
+macro_rules! functions {
+    ($($name:literal: $function:expr;)*) => {
+        fn functions() -> Vec<(&'static CStr, usize)> {
+            vec![$(($name, $function as *const () as usize),)*]
+        }
+    };
+}
+
+functions! {
+    c"concertina_malloc": concertina_malloc;
+    c"allocate": allocate;
+    c"init": concertina_init;
+    c"empty_cache": concertina_empty_cache;
+    c"memory_fraction": concertina_memory_fraction;
+    c"base_alloc": concertina_base_alloc;
+    c"record_stream": concertina_record_stream;
+    c"begin_allocate_to_pool": concertina_begin_allocate_to_pool;
+    c"end_allocate_to_pool": concertina_end_allocate_to_pool;
+    c"release_pool": concertina_release_pool;
+    c"attach": attach;
+    c"later": later;
+    c"memory_stats": memory::memory_stats;
+    c"reset_peaks": memory::reset_peaks;
+    c"reset_accumulated": memory::reset_accumulated;
+    c"fraction": memory::fraction;
+}
+
+/// The library is used for the first time. That may be by PyTorch, and nobody saw how it came to it.
+pub fn attach_unless_done() {
+    attach(false);
+}
+
+/// Fits PyTorch's present allocator if it is ours, which the caller may know. Answers whether it is.
+/// One line says what could not be fitted.
+extern "C" fn attach(known: bool) -> bool {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    guard(false, || {
+        let _lock = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_attached() {
+            return true;
+        }
+        let object = Object::current();
+        let ours = object.as_ref().is_some_and(Object::is_ours);
+        if !ours && !known {
+            return false;
+        }
+        ATTACHED.store(true, Ordering::Relaxed);
+        let mut missing = Vec::new();
+        match object {
+            Some(object) => {
+                missing = object.fit();
+                if register(&object).is_none() {
+                    missing.push("torch.accelerator.memory");
+                }
+            }
+            None => missing.push("torch.backends.cudnn.benchmark, torch.cuda.MemPool"),
+        }
+        if !error::can_say_out_of_memory() {
+            missing.push("torch.OutOfMemoryError (RuntimeError is raised in its place)");
+        }
+        if !missing.is_empty() {
+            message::say(&format!(
+                "this PyTorch is not built as expected; what works as under any pluggable allocator \
+                 only: {}",
+                missing.join(", ")
+            ));
+        }
+        true
+    })
+}
+
+/// Tells PyTorch that the object is the allocator of all CUDA devices, also where it is asked for by
+/// the kind of device.
+fn register(object: &Object) -> Option<()> {
+    type SetAllocator = unsafe extern "C-unwind" fn(i8, *mut c_void, u8);
+    /// `c10::DeviceType::CUDA`.
+    const CUDA: i8 = 1;
+    let set = Library::loaded(c"libc10.so")?
+        .symbol(c"_ZN3c1012SetAllocatorENS_10DeviceTypeEPNS_9AllocatorEh")?;
+    // SAFETY: the mangled name says what it takes; the object is an allocator that is never freed.
+    unsafe { transmute::<*mut c_void, SetAllocator>(set)(CUDA, object.address(), 0) };
+    Some(())
+}
+
+/// PyTorch is not loaded yet: the script is to be run again.
+extern "C" fn later() {
+    ATTACH.asked.store(false, Ordering::Relaxed);
+}

@@ -1,0 +1,290 @@
+//! PyTorch's allocator object, fitted from here.
+//!
+//! `torch::cuda::CUDAPluggableAllocator` has no hook for much of what PyTorch asks of an allocator:
+//! it raises, or does nothing. Its virtual functions are exported, so each is looked for in the
+//! object's table by its address; a copy of the table with our functions in those places is then put
+//! into the object. What is not where it was looked for is left as it is, and named.
+
+use super::symbols::Library;
+use super::{
+    CUstream_st, allocate, concertina_begin_allocate_to_pool, concertina_empty_cache,
+    concertina_end_allocate_to_pool, concertina_malloc, concertina_memory_fraction,
+    concertina_pool_id, concertina_record_stream, concertina_release_pool, memory, usable,
+};
+use crate::entry::guard::guard;
+use std::ffi::{CStr, c_double, c_int, c_void};
+use std::mem::transmute;
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
+
+/// Where in the table a function's place is.
+enum Place {
+    /// Where this function of `CUDAPluggableAllocator` stands.
+    Of(&'static CStr),
+    /// So many places after [`RELEASE_POOL`]. The five functions between it and [`SHARE_IPC_HANDLE`]
+    /// have no symbols, so both ends must be where they are known to be.
+    Between(usize),
+}
+use Place::{Between, Of};
+
+struct Slot {
+    place: Place,
+    function: *const (),
+    /// What a program does without where it is missing.
+    loss: &'static str,
+}
+
+macro_rules! member {
+    ($name:literal) => {
+        match CStr::from_bytes_with_nul(
+            concat!(
+                "_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator",
+                $name,
+                "\0"
+            )
+            .as_bytes(),
+        ) {
+            Ok(name) => name,
+            Err(_) => panic!("a zero inside"),
+        }
+    };
+}
+
+const RELEASE_POOL: &CStr = member!("11releasePoolEaSt4pairIyyE");
+const SHARE_IPC_HANDLE: &CStr = member!("14shareIpcHandleEPv");
+
+macro_rules! slots {
+    ($($place:expr, $function:expr, $loss:literal;)*) => {
+        fn slots() -> Vec<Slot> {
+            vec![$(Slot { place: $place, function: $function as *const (), loss: $loss },)*]
+        }
+    };
+}
+
+slots! {
+    Of(member!("10emptyCacheESt4pairIyyE")), empty_cache, "torch.cuda.MemPool";
+    Of(member!("9cacheInfoEaPm")), cache_info, "torch.backends.cudnn.benchmark";
+    Of(member!("17getMemoryFractionEa")), get_memory_fraction, "the memory fraction";
+    Of(member!("17setMemoryFractionEda")), set_memory_fraction, "the memory fraction";
+    Of(member!("21resetAccumulatedStatsEa")), reset_accumulated_stats, "statistics for C++";
+    Of(member!("14resetPeakStatsEa")), reset_peak_stats, "statistics for C++";
+    Of(member!("12recordStreamERKN3c107DataPtrENS3_4cuda10CUDAStreamE")), record_stream,
+        "record_stream";
+    Of(member!("19beginAllocateToPoolEaSt4pairIyyESt8functionIFbP11CUstream_stEE")),
+        begin_allocate_to_pool, "CUDA graphs";
+    Of(member!("17endAllocateToPoolEaSt4pairIyyE")), end_allocate_to_pool, "CUDA graphs";
+    Of(RELEASE_POOL), release_pool, "CUDA graphs";
+    Between(1), get_pool_use_count, "torch.cuda.MemPool";
+    Between(2), create_or_incref_pool, "torch.cuda.MemPool";
+    Between(3), set_use_on_oom, "torch.cuda.MemPool";
+    Between(4), set_no_split, "torch.cuda.MemPool";
+}
+
+/// Words before the first function of a table: the object's offset, and its type.
+const BEFORE: usize = 2;
+
+/// `c10::cuda::CUDACachingAllocator::allocator`, a `std::atomic<CUDAAllocator*>`.
+const CURRENT: &CStr = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
+const TABLE: &CStr = c"_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
+
+/// PyTorch's present allocator, which is a `CUDAPluggableAllocator`.
+pub struct Object {
+    torch: Library,
+    words: &'static [AtomicUsize; 2],
+    /// Its table as PyTorch made it, with what comes before the first function.
+    table: &'static [usize],
+}
+
+impl Object {
+    /// `None` where PyTorch's allocator is another, or is not found where it was looked for.
+    pub fn current() -> Option<Object> {
+        let torch = Library::loaded(c"libtorch_cuda.so")?;
+        let current = Library::loaded(c"libc10_cuda.so")?.symbol(CURRENT)?;
+        let (table, bytes) = torch.object(TABLE)?;
+        // SAFETY: the symbols are a pointer that PyTorch reads and writes atomically, and a constant
+        // of so many bytes. Allocators and libraries live as long as the process. An object begins
+        // with a pointer to its table's first function; one of this class is far larger than two
+        // words.
+        unsafe {
+            let object = (*current.cast::<AtomicPtr<AtomicUsize>>()).load(Relaxed);
+            let table =
+                std::slice::from_raw_parts(table.cast::<usize>(), bytes / size_of::<usize>());
+            let plain = table.as_ptr_range().start.wrapping_add(BEFORE) as usize;
+            if object.is_null() || (*object).load(Relaxed) != plain {
+                return None;
+            }
+            Some(Object {
+                torch,
+                words: &*object.cast::<[AtomicUsize; 2]>(),
+                table,
+            })
+        }
+    }
+
+    /// Whether it allocates by [`allocate`]. What calls [`concertina_malloc`], since nobody was there
+    /// to see it made, is turned to that.
+    ///
+    /// The first member is the `std::function` that allocates. PyTorch makes it from the address of
+    /// a function, which is then its first word.
+    pub fn is_ours(&self) -> bool {
+        let allocates = &self.words[1];
+        let plain = concertina_malloc as *const () as usize;
+        let throwing = allocate as *const () as usize;
+        match allocates.compare_exchange(plain, throwing, Relaxed, Relaxed) {
+            Ok(_) => true,
+            Err(other) => other == throwing,
+        }
+    }
+
+    /// Puts our functions into its table. Answers what is missing.
+    pub fn fit(&self) -> Vec<&'static str> {
+        let mut table = self.table.to_vec();
+        let mut missing = Vec::new();
+        for slot in slots() {
+            match self.place(&slot.place) {
+                Some(at) => table[at] = slot.function as usize,
+                None if missing.contains(&slot.loss) => {}
+                None => missing.push(slot.loss),
+            }
+        }
+        // For as long as the process lives, as the object does.
+        let table = Box::leak(table.into_boxed_slice());
+        self.words[0].store(table[BEFORE..].as_ptr() as usize, Relaxed);
+        missing
+    }
+
+    fn place(&self, place: &Place) -> Option<usize> {
+        match place {
+            Of(name) => self.place_of(name),
+            Between(after) => {
+                let start = self.place_of(RELEASE_POOL)?;
+                let end = self.place_of(SHARE_IPC_HANDLE)?;
+                (end == start + 6).then_some(start + after)
+            }
+        }
+    }
+
+    /// The one place in the table that has the function of this name.
+    fn place_of(&self, name: &CStr) -> Option<usize> {
+        let function = self.torch.symbol(name)? as usize;
+        let is_it = |word: &usize| *word == function;
+        let functions = &self.table[BEFORE..];
+        let at = functions.iter().position(is_it)?;
+        let once = functions.iter().rposition(is_it) == Some(at);
+        once.then_some(BEFORE + at)
+    }
+
+    /// Its address.
+    pub fn address(&self) -> *mut c_void {
+        ptr::from_ref(self.words).cast_mut().cast()
+    }
+}
+
+// ---- the functions: `this` comes first, and a device is a signed byte ---------------------------
+
+type This = *mut c_void;
+
+extern "C" fn empty_cache(_: This, pool: concertina_pool_id) {
+    // What is free in a private pool may belong to a graph that will be replayed: it goes back when
+    // the pool is released.
+    if (pool.graph, pool.user) == (0, 0) {
+        concertina_empty_cache();
+    }
+}
+
+/// The largest block that cuDNN may try to work with.
+extern "C" fn cache_info(_: This, device: i8, largest: *mut usize) {
+    let bytes = guard(0, || {
+        usable(device.into()).map_or(0, |it| it.largest_obtainable())
+    });
+    if !largest.is_null() {
+        // SAFETY: the caller vouches for a size_t behind a pointer that is not null.
+        unsafe { *largest = (*largest).max(bytes as usize) };
+    }
+}
+
+extern "C" fn get_memory_fraction(_: This, device: i8) -> c_double {
+    memory::fraction(device.into())
+}
+
+extern "C" fn set_memory_fraction(_: This, fraction: c_double, device: i8) {
+    concertina_memory_fraction(fraction, device.into());
+}
+
+extern "C" fn reset_accumulated_stats(_: This, device: i8) {
+    memory::reset_accumulated(device.into());
+}
+
+extern "C" fn reset_peak_stats(_: This, device: i8) {
+    memory::reset_peaks(device.into());
+}
+
+/// `c10::cuda::CUDAStream`, passed in two registers.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CxxStream {
+    device: [i8; 2],
+    id: i64,
+}
+
+/// `data` is a `c10::DataPtr`, whose first word is the address.
+unsafe extern "C-unwind" fn record_stream(_: This, data: *const *mut c_void, stream: CxxStream) {
+    type Handle = unsafe extern "C-unwind" fn(*const CxxStream) -> *mut CUstream_st;
+    static HANDLE: OnceLock<Option<Handle>> = OnceLock::new();
+    let handle = HANDLE.get_or_init(|| {
+        let function = Library::loaded(c"libc10_cuda.so")?.symbol(STREAM)?;
+        // SAFETY: the mangled name says what it takes and gives.
+        Some(unsafe { transmute::<*mut c_void, Handle>(function) })
+    });
+    if let Some(handle) = handle {
+        // SAFETY: the caller vouches for the reference, and the stream is a copy of the caller's.
+        unsafe { concertina_record_stream(*data, handle(&stream)) };
+    }
+}
+/// `c10::cuda::CUDAStream::stream() const`.
+const STREAM: &CStr = c"_ZNK3c104cuda10CUDAStream6streamEv";
+
+unsafe extern "C" fn begin_allocate_to_pool(
+    _: This,
+    device: i8,
+    pool: concertina_pool_id,
+    filter: *const c_void,
+) {
+    // SAFETY: the caller passes a `std::function` as C++ passes one by value: by its address.
+    unsafe { concertina_begin_allocate_to_pool(device.into(), pool, filter) };
+}
+
+extern "C" fn end_allocate_to_pool(_: This, device: i8, pool: concertina_pool_id) {
+    concertina_end_allocate_to_pool(device.into(), pool);
+}
+
+extern "C" fn release_pool(_: This, device: i8, pool: concertina_pool_id) {
+    concertina_release_pool(device.into(), pool);
+}
+
+extern "C" fn get_pool_use_count(_: This, device: i8, pool: concertina_pool_id) -> c_int {
+    guard(0, || {
+        usable(device.into()).map_or(0, |it| it.pool_users((pool.graph, pool.user)) as c_int)
+    })
+}
+
+/// Without a look at the allocator that the pool may want instead: all memory is ours.
+extern "C" fn create_or_incref_pool(
+    _: This,
+    device: i8,
+    pool: concertina_pool_id,
+    _allocator: *const c_void,
+) {
+    guard((), || {
+        if let Some(device) = usable(device.into()) {
+            device.retain_pool((pool.graph, pool.user));
+        }
+    });
+}
+
+/// Memory of a private pool is never lent to others.
+extern "C" fn set_use_on_oom(_: This, _: i8, _: concertina_pool_id, _: bool) {}
+
+/// Nothing depends on segments here.
+extern "C" fn set_no_split(_: This, _: i8, _: concertina_pool_id) {}
