@@ -7,20 +7,30 @@ use super::guard::guard;
 use concertina_engine::runtime::{lifecycle, message};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-type Object = *mut c_void;
+pub type Object = *mut c_void;
 
 /// The interpreter's functions that are used here: of its stable ABI, or there as long.
 macro_rules! interpreter {
     ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
         #[allow(non_snake_case)]
-        struct Interpreter {
-            $($name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+        pub struct Interpreter {
+            $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
 
         impl Interpreter {
             /// `None` where the process holds no Python.
+            pub fn get() -> Option<&'static Interpreter> {
+                static FOUND: OnceLock<Interpreter> = OnceLock::new();
+                if FOUND.get().is_none() {
+                    // It may come later.
+                    let _ = FOUND.set(Interpreter::find()?);
+                }
+                FOUND.get()
+            }
+
             fn find() -> Option<Interpreter> {
                 Some(Interpreter {
                     $($name: {
@@ -50,6 +60,11 @@ interpreter! {
     PyDict_SetItemString: fn(Object, *const c_char, Object) -> c_int;
     PyEval_GetBuiltins: fn() -> Object;
     PyErr_Clear: fn();
+    PyErr_Fetch: fn(*mut Object, *mut Object, *mut Object);
+    PyErr_Restore: fn(Object, Object, Object);
+    PyGILState_Ensure: fn() -> c_int;
+    PyGILState_Release: fn(c_int);
+    PyObject_CallObject: fn(Object, Object) -> Object;
     PyLong_FromSize_t: fn(usize) -> Object;
     Py_DecRef: fn(Object);
     Py_CompileString: fn(*const c_char, *const c_char, c_int) -> Object;
@@ -115,7 +130,7 @@ impl Script {
         if self.asked.load(Ordering::Relaxed) {
             return;
         }
-        let Some(python) = Interpreter::find() else {
+        let Some(python) = Interpreter::get() else {
             return;
         };
         let this = ptr::from_ref(self).cast_mut().cast();
@@ -180,7 +195,7 @@ unsafe extern "C" fn pending(script: *mut c_void) -> c_int {
         // SAFETY: `schedule` handed over a static.
         let script = unsafe { &*script.cast::<Script>() };
         // SAFETY: the interpreter's lock is held.
-        let ran = Interpreter::find().is_some_and(|python| unsafe { script.run(&python) });
+        let ran = Interpreter::get().is_some_and(|python| unsafe { script.run(python) });
         if !ran {
             message::say(script.failure);
         }

@@ -26,26 +26,17 @@ pub unsafe extern "C" fn concertina_stats_json(buffer: *mut c_char, capacity: us
             true => String::new(),
             false => stats::json(PATIENCE),
         };
-        // SAFETY: the caller vouches for the buffer.
-        unsafe { put(&text, buffer, capacity) }
-    })
-}
-
-/// Puts a text and a NUL into the caller's buffer, as far as they fit. Answers the text's length.
-///
-/// # Safety
-/// `buffer` is null or has room for `capacity` bytes.
-pub unsafe fn put(text: &str, buffer: *mut c_char, capacity: usize) -> usize {
-    if !buffer.is_null() && capacity > 0 {
-        let length = text.len().min(capacity - 1);
-        // SAFETY: the caller vouches for `capacity` bytes at `buffer`, and none of them can be part
-        // of a text that was made here.
-        unsafe {
-            buffer.copy_from_nonoverlapping(text.as_ptr().cast(), length);
-            *buffer.add(length) = 0;
+        if !buffer.is_null() && capacity > 0 {
+            let length = text.len().min(capacity - 1);
+            // SAFETY: the caller vouches for `capacity` bytes at `buffer`, and none of them can be
+            // part of a text that was made here.
+            unsafe {
+                buffer.copy_from_nonoverlapping(text.as_ptr().cast(), length);
+                *buffer.add(length) = 0;
+            }
         }
-    }
-    text.len()
+        text.len()
+    })
 }
 
 /// Writes the statistics of every device, one JSON object and a line feed, to a file.

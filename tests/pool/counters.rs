@@ -31,8 +31,9 @@ struct Class {
     blocks: Sum,
     bytes: Sum,
     requested: Sum,
-    /// Blocks that were freed while other streams were recorded on them, and their bytes.
-    shared: (u64, u64),
+    /// Blocks that were freed while other streams were recorded on them, their bytes and what was
+    /// asked for.
+    shared: (u64, u64, u64),
 }
 
 /// An account of what a program allocated and freed, kept without a look at the pool.
@@ -72,6 +73,7 @@ impl Account {
             if shared {
                 class.shared.0 += 1;
                 class.shared.1 += rounded(requested);
+                class.shared.2 += requested;
             }
         }
     }
@@ -87,7 +89,6 @@ impl Account {
             for (what, sum, flow) in [
                 ("allocation", class.blocks, usage.allocation),
                 ("allocated_bytes", class.bytes, usage.allocated_bytes),
-                ("requested_bytes", class.requested, usage.requested_bytes),
             ] {
                 let counted = Sum {
                     added: flow.allocated,
@@ -104,6 +105,12 @@ impl Account {
                     class.bytes,
                     class.shared.1,
                     usage.active_bytes,
+                ),
+                (
+                    "requested_bytes",
+                    class.requested,
+                    class.shared.2,
+                    usage.requested_bytes,
                 ),
             ] {
                 assert_eq!(flow.allocated, sum.added, "{what} of {name}");
@@ -127,6 +134,14 @@ impl Account {
         for usage in [&counters.all, &counters.small, &counters.large] {
             assert_eq!(usage.active.current, usage.allocation.current);
             assert_eq!(usage.active_bytes.current, usage.allocated_bytes.current);
+        }
+        for (class, usage) in [
+            (&self.all, &counters.all),
+            (&self.small, &counters.small),
+            (&self.large, &counters.large),
+        ] {
+            let Sum { added, taken, .. } = class.requested;
+            assert_eq!(usage.requested_bytes.current, added - taken);
         }
     }
 }
@@ -171,7 +186,7 @@ pub fn identities(counters: &Counters) {
         all.active_bytes.current,
         all.allocated_bytes.current + counters.pending_bytes
     );
-    assert!(all.requested_bytes.current <= all.allocated_bytes.current);
+    assert!(all.requested_bytes.current <= all.active_bytes.current);
     assert_eq!(all.segment.allocated, counters.device_allocs);
     assert_eq!(all.segment.freed, counters.device_frees);
     assert!(small.allocated_bytes.current <= MIB * small.allocation.current);

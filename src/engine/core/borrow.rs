@@ -68,7 +68,7 @@ impl<G: Gpu> Pool<G> {
                 return None;
             }
             self.pending.remove(at);
-            self.counters.let_go(self.blocks[pending.block].size);
+            self.complete(pending.block);
             self.retire_to(pending.block, slot, pending.until);
             let hole = self.fit(size, slot);
             if hole != NONE {

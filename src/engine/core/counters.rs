@@ -148,7 +148,7 @@ impl Sum {
 #[derive(Clone, Copy, Default)]
 struct Now {
     live: Sum,
-    /// Bytes asked for, of what is live.
+    /// Bytes asked for, of what is live or pending.
     requested: u64,
     /// Freed by the program while other streams may still use it.
     pending: Sum,
@@ -310,14 +310,19 @@ impl Tally {
         now.requested -= requested;
     }
 
-    /// The block that was given back may still be in use on another stream.
-    pub fn deferred(&mut self, size: u64) {
-        self.now[Class::of(size) as usize].pending.add(size);
+    /// The block that was given back may still be in use on another stream. Until it is not, what
+    /// was asked for counts as such, as in PyTorch.
+    pub fn deferred(&mut self, size: u64, requested: u64) {
+        let now = &mut self.now[Class::of(size) as usize];
+        now.pending.add(size);
+        now.requested += requested;
     }
 
     /// It is so no more.
-    pub fn let_go(&mut self, size: u64) {
-        self.now[Class::of(size) as usize].pending.take(size);
+    pub fn let_go(&mut self, size: u64, requested: u64) {
+        let now = &mut self.now[Class::of(size) as usize];
+        now.pending.take(size);
+        now.requested -= requested;
     }
 
     /// Blocks of one class went back and were handed out again unchanged, `count` times in all,
@@ -436,11 +441,19 @@ impl Tally {
     }
 
     /// Starts counting anew what was ever added and removed, as PyTorch's
-    /// `reset_accumulated_memory_stats`: `allocated` and `freed` are 0 after it.
+    /// `reset_accumulated_memory_stats`: `allocated` and `freed` are 0 after it, and so are the five
+    /// events that PyTorch counts.
     pub fn reset_accumulated(&mut self) {
         self.added = Default::default();
         self.before = self.now;
-        (self.events.alloc_retries, self.events.ooms) = (0, 0);
+        self.events = Events {
+            alloc_retries: 0,
+            ooms: 0,
+            syncs: 0,
+            device_allocs: 0,
+            device_frees: 0,
+            ..self.events
+        };
     }
 }
 

@@ -4,6 +4,7 @@ use super::block::{BlockId, NONE, State};
 use super::chunk::{ChunkId, Stale};
 use super::gpu::{Gpu, Refusal};
 use super::group::{GroupId, SHARED};
+use super::journal::Happening;
 use super::pool::{Pool, join};
 use super::stream::StreamKey;
 
@@ -206,6 +207,7 @@ impl<G: Gpu> Pool<G> {
             slots,
             gpu,
             counters,
+            journal,
             ..
         } = self;
         let group_id = slots.get(slot).group;
@@ -221,6 +223,8 @@ impl<G: Gpu> Pool<G> {
         let (owner, until) = (blocks[hole].slot, blocks[hole].detail);
         group.space.take(group.cursor, chunk.size);
         group.chunks.move_home(id, group.cursor);
+        journal.note(Happening::Unmapped(chunk.home, chunk.size));
+        journal.note(Happening::Mapped(group.cursor, chunk.size));
         group.chunks.get_mut(id).stale += 1;
         group.chunks.stale.push_back(Stale {
             chunk: id,
@@ -355,6 +359,7 @@ impl<G: Gpu> Pool<G> {
             group.chunks.add(handle, bytes, group.cursor);
             group.reserved += bytes;
             self.counters.chunk_added(bytes);
+            self.journal.note(Happening::Mapped(group.cursor, bytes));
             self.append(bytes, idle, 0, slot);
             missing = self.missing(size, slot);
         }
@@ -454,6 +459,8 @@ impl<G: Gpu> Pool<G> {
             group.chunks.remove(*chunk_id);
             group.reserved -= chunk.size;
             self.counters.chunk_removed(chunk.size);
+            self.journal
+                .note(Happening::Unmapped(chunk.home, chunk.size));
             bytes += chunk.size;
         }
         let group = &mut self.groups[id as usize];

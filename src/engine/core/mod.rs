@@ -18,9 +18,11 @@ mod counters;
 mod gpu;
 mod group;
 mod grow;
+mod journal;
 mod look;
 mod plain;
 mod pool;
+mod segments;
 mod space;
 mod stream;
 mod table;
@@ -30,8 +32,10 @@ pub use check::Broken;
 pub use counters::{Class, Counters, Events, Flow, Tally, Usage};
 pub use gpu::{Event, Gpu, Handle, Refusal};
 pub use group::{GroupId, SHARED};
+pub use journal::{Happening, Journal};
 pub use look::Found;
 pub use pool::{Policy, Pool, Shortage, Unknown};
+pub use segments::{Piece, Segment};
 pub use stream::StreamKey;
 
 /// Every block starts at, and is rounded up to, a multiple of this many bytes, as in PyTorch's

@@ -3,6 +3,7 @@
 use super::block::{BlockId, State};
 use super::gpu::{Gpu, Refusal};
 use super::group::GroupId;
+use super::journal::Happening;
 use super::pool::Pool;
 
 impl<G: Gpu> Pool<G> {
@@ -23,6 +24,7 @@ impl<G: Gpu> Pool<G> {
         let idle = group.idle;
         self.counters.growths += 1;
         self.counters.chunk_added(bytes);
+        self.journal.note(Happening::Taken(address, bytes));
         let block = self.blocks.add(address, bytes, idle, State::Free);
         self.counters.hole_added(bytes);
         self.slots.get_mut(idle).insert(&mut self.blocks, block);
@@ -41,6 +43,7 @@ impl<G: Gpu> Pool<G> {
             gpu,
             counters,
             groups,
+            journal,
             ..
         } = self;
         let group = &mut groups[id as usize];
@@ -60,6 +63,7 @@ impl<G: Gpu> Pool<G> {
             group.reserved -= hole.size;
             gpu.free(hole.address, hole.size);
             counters.chunk_removed(hole.size);
+            journal.note(Happening::GivenBack(hole.address, hole.size));
             bytes += hole.size;
         }
         bytes

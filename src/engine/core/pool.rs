@@ -9,6 +9,7 @@ use super::clock::Clock;
 use super::counters::{Counters, Tally};
 use super::gpu::{Gpu, Refusal};
 use super::group::{Group, GroupId, SHARED};
+use super::journal::Journal;
 use super::stream::{Slots, StreamKey};
 use super::table::Table;
 use super::wait::Pending;
@@ -70,6 +71,7 @@ pub struct Pool<G> {
     pub(super) pending: VecDeque<Pending>,
     pub(super) clock: Clock,
     pub(super) counters: Tally,
+    pub(super) journal: Journal,
     /// A closing group may have become free.
     ripe: bool,
     /// Scratch: chunks to move and the holes they lie in, ascending inside a hole.
@@ -98,6 +100,7 @@ impl<G: Gpu> Pool<G> {
             pending: VecDeque::new(),
             clock: Clock::new(),
             counters: Tally::default(),
+            journal: Journal::default(),
             ripe: false,
             chosen: Vec::new(),
         }
@@ -211,6 +214,14 @@ impl<G: Gpu> Pool<G> {
         match self.table.get(address) {
             NONE => None,
             id => Some(self.blocks[id].size),
+        }
+    }
+
+    /// Whether the block that starts at `address` will have to wait for other streams once freed.
+    pub fn is_shared(&self, address: u64) -> bool {
+        match self.table.get(address) {
+            NONE => false,
+            id => self.blocks[id].shared,
         }
     }
 

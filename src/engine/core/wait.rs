@@ -2,6 +2,7 @@
 
 use super::block::{BlockId, NONE, State};
 use super::gpu::Gpu;
+use super::journal::Happening;
 use super::pool::{Pool, Unknown};
 use super::stream::{Slot, StreamKey};
 
@@ -30,7 +31,7 @@ impl<G: Gpu> Pool<G> {
     pub(super) fn defer(&mut self, id: BlockId) {
         let size = self.blocks[id].size;
         self.blocks[id].state = State::Pending;
-        self.counters.deferred(size);
+        self.counters.deferred(size, self.blocks[id].detail);
         let until = self.clock.tick(size);
         self.pending.push_back(Pending { block: id, until });
     }
@@ -73,7 +74,7 @@ impl<G: Gpu> Pool<G> {
         {
             let id = done.block;
             self.pending.pop_front();
-            self.counters.let_go(self.blocks[id].size);
+            self.complete(id);
             // Its own stream's work before the free is done as well.
             self.retire_to(id, self.blocks[id].slot, passed);
             changed = true;
@@ -87,6 +88,17 @@ impl<G: Gpu> Pool<G> {
             changed |= self.release_passed(slot);
         }
         changed
+    }
+
+    /// A block that was freed waits for no other stream any more; it is to become a hole.
+    pub(super) fn complete(&mut self, id: BlockId) {
+        let block = self.blocks[id];
+        self.counters.let_go(block.size, block.detail);
+        self.journal.note(Happening::Completed {
+            address: block.address,
+            size: block.detail,
+            stream: self.slots.get(block.slot).key.handle,
+        });
     }
 
     /// A slot's holes whose work is done become idle. True if there were any.

@@ -5,13 +5,17 @@ mod direct;
 pub use direct::Usage;
 
 use super::gpu::{DriverGpu, Properties, foreign_context, is_capturing, stream_key, synchronize};
+use super::history::{self, Action, Context, History};
 use super::ledger::{Call, CallFigures, Ledger};
 use super::lock::{Guard, Lock};
 use super::message;
 use super::settings::{RoundUp, Settings};
 use super::shelf::{Habits, Place, Shelf, Shelves};
-use crate::core::{Counters, GroupId, Policy, Pool, Refusal, SHARED, Shortage, StreamKey};
+use crate::core::{
+    BLOCK, Counters, GroupId, Piece, Policy, Pool, Refusal, SHARED, Segment, Shortage, StreamKey,
+};
 use crate::driver::Functions;
+use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -50,9 +54,16 @@ struct State {
     routes: Vec<Routed>,
     /// Blocks that streams of other devices use, and those devices' contexts.
     foreign: HashMap<u64, Vec<usize>>,
+    history: History,
 }
 
 impl State {
+    /// PyTorch's name for a group; that of everybody's memory for a pool that was released.
+    fn pool_of(&self, group: GroupId) -> PoolId {
+        let private = self.private.iter().find(|private| private.group == group);
+        private.map_or((0, 0), |private| private.id)
+    }
+
     fn private(&self, pool: PoolId) -> Option<&Private> {
         self.private.iter().find(|private| private.id == pool)
     }
@@ -175,13 +186,15 @@ impl Device {
             ..Policy::default()
         };
         let gpu = DriverGpu::new(functions, properties.clone(), ledger.clone());
-        let state = State {
+        let mut state = State {
             pool: Pool::new(gpu, policy),
             habits: Habits::new(),
             private: Vec::new(),
             routes: Vec::new(),
             foreign: HashMap::new(),
+            history: History::default(),
         };
+        state.pool.journal_mut().keep(history::is_recorded());
         Ok(Device {
             ordinal,
             functions,
@@ -415,6 +428,11 @@ impl Device {
         self.settled().pool.size_of(address)
     }
 
+    /// Bytes that a request for `size` bytes takes.
+    pub fn rounded(&self, size: usize) -> u64 {
+        (self.round_up.round_up(size) as u64).next_multiple_of(BLOCK)
+    }
+
     /// Bytes of the largest block that a request could get now, as far as can be told beforehand: the
     /// largest free range, or what the limit and the device leave to grow by.
     pub fn largest_obtainable(&self) -> u64 {
@@ -486,6 +504,77 @@ impl Device {
     /// Walks the pool's invariants; for tests.
     pub fn check(&self) -> Result<(), String> {
         self.settled().pool.check().map_err(|broken| broken.0)
+    }
+
+    // ---- history -------------------------------------------------------------------------
+
+    /// Begins or ends recording, as the plan says; drops what was recorded if `clear`.
+    pub(super) fn follow_plan(&self, clear: bool) {
+        let mut state = self.settled();
+        let plan = history::plan();
+        state.pool.journal_mut().keep(plan.is_some());
+        if clear {
+            state.history.clear();
+        }
+        if plan.is_none() {
+            state.history.stop();
+        }
+    }
+
+    /// Notes an allocation. What the pool did to meet it comes before it.
+    pub fn note_allocated(&self, address: u64, size: u64, stream: u64, context: Context) {
+        let mut state = self.caught_up();
+        state.history.allocated(address, size, stream, context);
+    }
+
+    /// Notes that a block is about to be freed.
+    pub fn note_freed(&self, address: u64, size: u64, stream: u64, context: Context) {
+        let mut state = self.caught_up();
+        let completed = !state.pool.is_shared(address);
+        state
+            .history
+            .freed(address, size, stream, context, completed);
+    }
+
+    /// Notes that memory ran out.
+    pub fn note_out_of_memory(&self, size: u64, stream: u64, context: Context) {
+        let mut state = self.caught_up();
+        let free = state.pool.gpu().memory_info().map_or(0, |(free, _)| free);
+        state
+            .history
+            .note(Action::OutOfMemory, free, size, stream, context);
+    }
+
+    /// The state with all that the pool did in its history.
+    fn caught_up(&self) -> Guard<'_, State> {
+        let mut state = self.state.lock();
+        let happenings = state.pool.journal_mut().take();
+        state.history.catch_up(happenings);
+        state
+    }
+
+    /// The segments, of one private pool or of all, and the history, as PyTorch's snapshots have
+    /// them, but for `context` in the place of `frames`.
+    pub(super) fn snapshot(&self, only: Option<PoolId>, traces: bool) -> (Vec<Value>, Value) {
+        drop(self.settled());
+        let mut state = self.caught_up();
+        let segments: Vec<Value> = state
+            .pool
+            .segments()
+            .iter()
+            .map(|segment| (segment, state.pool_of(segment.group)))
+            .filter(|(_, pool)| only.is_none_or(|only| only == *pool))
+            .map(|(segment, pool)| segment_json(self.ordinal, segment, pool, &state.history))
+            .collect();
+        if !traces {
+            return (segments, Value::Array(Vec::new()));
+        }
+        let active = state.pool.counters().all.active_bytes.current;
+        if history::is_recorded() {
+            state.history.note(Action::Snapshot, 0, active, 0, None);
+        }
+        let traces = state.history.json();
+        (segments, traces)
     }
 
     // ---- private pools -------------------------------------------------------------------
@@ -573,6 +662,41 @@ impl Device {
         state.pool.gpu_mut().capturing = capturing;
         state.pool.trim_closing();
     }
+}
+
+/// A segment as PyTorch's snapshots have it. Memory of all sizes is shared here, so that every
+/// segment is large; its stream is that of its first block.
+fn segment_json(device: i32, segment: &Segment, pool: PoolId, history: &History) -> Value {
+    let pieces = &segment.pieces;
+    let sum = |of: &dyn Fn(&Piece) -> u64| pieces.iter().map(of).sum::<u64>();
+    let blocks = pieces.iter().map(|piece| {
+        json!({
+            "address": piece.address,
+            "size": piece.size,
+            "requested_size": piece.requested,
+            "state": match (piece.live, piece.pending) {
+                (true, _) => "active_allocated",
+                (_, true) => "active_pending_free",
+                _ => "inactive",
+            },
+            "stream": piece.stream,
+            "context": history.context_of(piece.address),
+        })
+    });
+    json!({
+        "device": device,
+        "address": pieces[0].address,
+        "total_size": sum(&|piece| piece.size),
+        "allocated_size": sum(&|piece| if piece.live { piece.size } else { 0 }),
+        "active_size": sum(&|piece| if piece.live || piece.pending { piece.size } else { 0 }),
+        "requested_size": sum(&|piece| piece.requested),
+        "stream": pieces[0].stream,
+        "segment_type": "large",
+        "segment_pool_id": [pool.0, pool.1],
+        "is_expandable": segment.expandable,
+        "context": null,
+        "blocks": blocks.collect::<Vec<_>>(),
+    })
 }
 
 fn share(fraction: f64, total: u64) -> u64 {

@@ -3,6 +3,7 @@
 mod device;
 pub mod dump;
 mod gpu;
+pub mod history;
 mod ledger;
 pub mod lifecycle;
 mod lock;
@@ -16,5 +17,5 @@ pub use crate::core::{Found, Refusal, Shortage};
 pub use device::{Device, Figures, OutOfMemory, PoolId, Route, UnknownPointer, Usage};
 pub use ledger::{Call, CallFigures};
 pub use registry::{
-    Allocator, allocator, allocator_in_use, process_settings, use_own_settings,
+    Allocator, allocator, allocator_in_use, process_settings, record_history, use_own_settings,
 };

@@ -1,11 +1,13 @@
 //! The process's one allocator, and its devices.
 
-use super::device::Device;
+use super::device::{Device, PoolId};
+use super::history::{self, Plan};
 use super::message;
 use super::settings::{self, Driver, Settings};
 use crate::driver::{self, Functions};
 use once_cell::sync::{Lazy, OnceCell};
 use parking_lot::Mutex;
+use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The pools of any number of devices, over one driver.
@@ -97,6 +99,22 @@ impl Allocator {
         }
     }
 
+    /// All segments, of one private pool or of all memory, and with `traces` each device's history:
+    /// PyTorch's `_snapshot`, with numbers of places (`context`) for stacks (`frames`).
+    pub fn snapshot(&self, only: Option<PoolId>, traces: bool) -> Value {
+        let mut segments = Vec::new();
+        let mut device_traces = Vec::new();
+        for cell in &self.devices {
+            let (here, trace) = match cell.get() {
+                Some(device) => device.snapshot(only, traces),
+                None => Default::default(),
+            };
+            segments.extend(here);
+            device_traces.push(if trace.is_null() { json!([]) } else { trace });
+        }
+        json!({"segments": segments, "device_traces": device_traces})
+    }
+
     /// The devices taken up so far.
     pub fn open_devices(&self) -> impl Iterator<Item = &Device> {
         self.devices.iter().filter_map(|cell| cell.get())
@@ -160,4 +178,14 @@ fn first() -> Option<&'static Allocator> {
 /// The process's allocator if it has been made; for statistics, which make none.
 pub fn allocator_in_use() -> Option<&'static Allocator> {
     ALLOCATOR.get().and_then(Option::as_ref)
+}
+
+/// Records the history of every device's memory from now on as planned, and nothing if there is no
+/// plan; drops what was recorded before if `clear`. Devices that are taken up later follow.
+pub fn record_history(plan: Option<Plan>, clear: bool) {
+    history::set_plan(plan);
+    allocator_in_use()
+        .into_iter()
+        .flat_map(|it| it.open_devices())
+        .for_each(|device| device.follow_plan(clear));
 }

@@ -6,6 +6,7 @@
 import ctypes
 import functools
 import json
+import os
 import sys
 import types
 
@@ -21,7 +22,16 @@ HOOKS = {
     "set_release_pool": "release_pool",
 }
 
+# What is kept of places in the program, as the library counts it.
+CONTEXTS = {None: 0, "state": 1, "alloc": 2, "all": 3}
+NOTHING = -1
+MOST = 2**63
+
+TAKE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
+OBSERVE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64)
+
 ours = []
+observers = []
 
 
 def native(name, result, *arguments):
@@ -29,22 +39,33 @@ def native(name, result, *arguments):
 
 
 attach_object = native("attach", ctypes.c_bool, ctypes.c_bool)
-memory_stats = native(
-    "memory_stats", ctypes.c_size_t, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t
-)
+memory_stats = native("memory_stats", None, ctypes.c_int, TAKE)
 reset_peaks = native("reset_peaks", None, ctypes.c_int)
 reset_accumulated = native("reset_accumulated", None, ctypes.c_int)
 fraction = native("fraction", ctypes.c_double, ctypes.c_int)
+record = native(
+    "record", None, ctypes.c_int, ctypes.c_ulonglong, ctypes.c_int, ctypes.c_bool, ctypes.c_size_t
+)
+actions = native("actions", None, TAKE)
+is_recorded = native("is_recorded", ctypes.c_bool)
+reading = native("reading", None, ctypes.c_bool)
+snapshot = native(
+    "snapshot", None, ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_bool, TAKE
+)
+set_observer = native("set_observer", None, OBSERVE)
 
 
 def read(function, *arguments):
-    """What a function says in JSON; the text may grow between two calls."""
-    length = function(*arguments, None, 0)
-    while True:
-        buffer = ctypes.create_string_buffer(length + 1024)
-        length = function(*arguments, buffer, len(buffer))
-        if length < len(buffer):
-            return json.loads(buffer.value)
+    """What a function hands over as JSON."""
+    texts = []
+    function(*arguments, TAKE(lambda text, size: texts.append(ctypes.string_at(text, size))))
+    return json.loads(texts[0])
+
+
+def for_good(thing):
+    """The library keeps the address."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    return thing
 
 
 def attach():
@@ -55,14 +76,14 @@ def attach():
     if make is None or change is None:
         native("later", None)()
         return
-    if hasattr(make, "__wrapped__"):
+    if any(make is it for it in ours):
         return
 
     @functools.wraps(make)
     def _cuda_customAllocator(allocate, free):
-        if allocate != functions["concertina_malloc"]:
+        if (allocate, free) != (functions["concertina_malloc"], functions["concertina_free"]):
             return make(allocate, free)
-        allocator = make(functions["allocate"], free)
+        allocator = make(functions["allocate"], functions["release"])
         hook(allocator)
         ours.append(allocator)
         return allocator
@@ -76,6 +97,7 @@ def attach():
 
     core._cuda_customAllocator = _cuda_customAllocator
     core._cuda_changeCurrentAllocator = _cuda_changeCurrentAllocator
+    ours.append(_cuda_customAllocator)
     if attach_object(False):
         # It was changed before anybody watched.
         hook(core._cuda_getAllocator())
@@ -110,11 +132,85 @@ def replace_functions(core):
     def reset(function):
         return lambda device: function(device_number(device))
 
+    def start_or_stop(enabled, contexts, entries, cpp, clear, skip):
+        if not enabled:
+            record(NOTHING, 0, 0, clear, 0)
+            return
+        names = read(actions)
+        bits = sum(1 << names.index(name) for name in set(skip) & set(names))
+        gather = functools.partial(core._profiler.gather_traceback, True, True, cpp)
+        record(contexts, min(entries, MOST), bits, clear, id(for_good(gather)))
+
+    def record_history(
+        enabled, context, stacks, entries, clear=False, compiling=False, annotations=False, skip=()
+    ):
+        for value, allowed in (
+            (enabled, (None, "state", "all")),
+            (context, tuple(CONTEXTS)),
+            (stacks, ("python", "all")),
+        ):
+            if value not in allowed:
+                raise RuntimeError(f"expected one of {allowed}, not {value!r}")
+        entries = entries if enabled == "all" else 1
+        start_or_stop(enabled, CONTEXTS[context], entries, stacks == "all", clear, skip)
+
+    def record_history_legacy(
+        enabled,
+        context=True,
+        entries=1,
+        entries_context=False,
+        cpp=False,
+        clear=False,
+        compiling=False,
+        annotations=False,
+        skip=(),
+    ):
+        contexts = "alloc" if entries_context else "state" if context else None
+        start_or_stop(enabled, CONTEXTS[contexts], entries, cpp, clear, skip)
+
+    def memory_snapshot(pool=None):
+        graph, user, traces = (*(pool or (0, 0)), True)[:3]
+        reading(True)
+        try:
+            result = read(snapshot, graph, user, traces)
+            things = [*result["segments"]]
+            things += (block for segment in result["segments"] for block in segment["blocks"])
+            things += (entry for trace in result["device_traces"] for entry in trace)
+            numbers = {thing["context"] for thing in things} - {None}
+            tracebacks = [ctypes.cast(number, ctypes.py_object).value for number in numbers]
+        finally:
+            reading(False)
+        stacks = core._profiler.symbolize_tracebacks(tracebacks)
+        frames = dict(zip(numbers, stacks))
+        for thing in things:
+            thing["frames"] = frames.get(thing.pop("context"), [])
+        for segment in result["segments"]:
+            segment["segment_pool_id"] = tuple(segment["segment_pool_id"])
+        missing = core._cuda_getDeviceCount() - len(result["device_traces"])
+        result["device_traces"] += ([] for _ in range(missing))
+        result["allocator_settings"] = {
+            "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+            "expandable_segments": all(it["is_expandable"] for it in result["segments"]),
+        }
+        result["external_annotations"] = []
+        return result
+
+    def observe(device, asked, most, free):
+        for observer in observers:
+            observer(device, asked, most, free)
+
+    set_observer(for_good(OBSERVE(observe)))
+
     for name, function in {
         "_cuda_memoryStats": nested_stats,
         "_cuda_resetPeakMemoryStats": reset(reset_peaks),
         "_cuda_resetAccumulatedMemoryStats": reset(reset_accumulated),
         "_cuda_getMemoryFraction": lambda device: fraction(device_number(device)),
+        "_cuda_record_memory_history": record_history,
+        "_cuda_record_memory_history_legacy": record_history_legacy,
+        "_cuda_isHistoryEnabled": is_recorded,
+        "_cuda_memorySnapshot": memory_snapshot,
+        "_cuda_attach_out_of_memory_observer": observers.append,
         "_accelerator_getDeviceStats": nested_stats,
         "_accelerator_resetPeakStats": reset(reset_peaks),
         "_accelerator_resetAccumulatedStats": reset(reset_accumulated),

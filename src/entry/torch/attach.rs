@@ -10,13 +10,14 @@ use super::symbols::Library;
 use super::table::Object;
 use super::{
     allocate, concertina_base_alloc, concertina_begin_allocate_to_pool, concertina_empty_cache,
-    concertina_end_allocate_to_pool, concertina_init, concertina_malloc,
-    concertina_memory_fraction, concertina_record_stream, concertina_release_pool, error, memory,
+    concertina_end_allocate_to_pool, concertina_free, concertina_init, concertina_malloc,
+    concertina_memory_fraction, concertina_record_stream, concertina_release_pool, error, history,
+    memory, profiler, release,
 };
 use crate::entry::guard::guard;
 use crate::entry::python::{Script, source};
-use concertina_engine::runtime::message;
-use std::ffi::{CStr, c_void};
+use concertina_engine::runtime::{Device, message};
+use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -47,7 +48,9 @@ macro_rules! functions {
 
 functions! {
     c"concertina_malloc": concertina_malloc;
+    c"concertina_free": concertina_free;
     c"allocate": allocate;
+    c"release": release;
     c"init": concertina_init;
     c"empty_cache": concertina_empty_cache;
     c"memory_fraction": concertina_memory_fraction;
@@ -62,6 +65,12 @@ functions! {
     c"reset_peaks": memory::reset_peaks;
     c"reset_accumulated": memory::reset_accumulated;
     c"fraction": memory::fraction;
+    c"record": history::record;
+    c"actions": history::actions;
+    c"is_recorded": history::is_recorded;
+    c"reading": history::reading;
+    c"snapshot": history::snapshot;
+    c"set_observer": set_observer;
 }
 
 /// The library is used for the first time. That may be by PyTorch, and nobody saw how it came to it.
@@ -97,6 +106,9 @@ extern "C" fn attach(known: bool) -> bool {
         if !error::can_say_out_of_memory() {
             missing.push("torch.OutOfMemoryError (RuntimeError is raised in its place)");
         }
+        if !profiler::find() {
+            missing.push("torch.profiler with profile_memory=True");
+        }
         if !missing.is_empty() {
             message::say(&format!(
                 "this PyTorch is not built as expected; what works as under any pluggable allocator \
@@ -119,6 +131,24 @@ fn register(object: &Object) -> Option<()> {
     // SAFETY: the mangled name says what it takes; the object is an allocator that is never freed.
     unsafe { transmute::<*mut c_void, SetAllocator>(set)(CUDA, object.address(), 0) };
     Some(())
+}
+
+/// Called when memory has run out, with the device, the bytes asked for, the most that may be held
+/// there and the bytes that are free.
+type Observer = extern "C" fn(c_int, u64, u64, u64);
+
+static OBSERVER: Mutex<Option<Observer>> = Mutex::new(None);
+
+extern "C" fn set_observer(observer: Observer) {
+    *OBSERVER.lock().unwrap_or_else(PoisonError::into_inner) = Some(observer);
+}
+
+/// Tells whoever attached an observer, with no lock held: it may do anything.
+pub fn observe(device: &Device, asked: usize, most: u64, free: u64) {
+    let observer = *OBSERVER.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(observer) = observer {
+        observer(device.ordinal(), asked as u64, most, free);
+    }
 }
 
 /// PyTorch is not loaded yet: the script is to be run again.

@@ -2,12 +2,21 @@
 //! was not used yet has nothing to tell.
 
 use crate::entry::guard::guard;
-use crate::entry::stats::put;
 use concertina_engine::runtime::{Device, allocator_in_use, lifecycle, process_settings, stats};
-use std::ffi::{c_char, c_double, c_int};
+use serde_json::Value;
+use std::ffi::{c_double, c_int};
+
+/// Takes a text of so many bytes, which is the caller's until it returns.
+pub type Take = extern "C" fn(*const u8, usize);
+
+/// Hands over a value as JSON.
+pub fn hand_over(value: &Value, take: Take) {
+    let text = value.to_string();
+    take(text.as_ptr(), text.len());
+}
 
 /// The device, if it was used.
-fn used(device: c_int) -> Option<&'static Device> {
+pub fn used(device: c_int) -> Option<&'static Device> {
     if lifecycle::in_forked_child() {
         return None;
     }
@@ -16,19 +25,13 @@ fn used(device: c_int) -> Option<&'static Device> {
         .find(|it| it.ordinal() == device)
 }
 
-/// `torch.cuda.memory_stats`, a flat JSON object, as [`put`] hands out texts.
-pub unsafe extern "C" fn memory_stats(
-    device: c_int,
-    buffer: *mut c_char,
-    capacity: usize,
-) -> usize {
-    guard(0, || {
+/// `torch.cuda.memory_stats` as a flat object.
+pub extern "C" fn memory_stats(device: c_int, take: Take) {
+    guard((), || {
         let counters = used(device).map(|it| it.figures().counters);
-        let text = stats::memory_stats(&counters.unwrap_or_default());
-        let text = serde_json::Value::Object(text).to_string();
-        // SAFETY: the caller vouches for the buffer.
-        unsafe { put(&text, buffer, capacity) }
-    })
+        let stats = stats::memory_stats(&counters.unwrap_or_default());
+        hand_over(&Value::Object(stats), take);
+    });
 }
 
 pub extern "C" fn reset_peaks(device: c_int) {

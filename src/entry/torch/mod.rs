@@ -4,7 +4,9 @@
 mod attach;
 mod error;
 mod filter;
+mod history;
 mod memory;
+mod profiler;
 mod symbols;
 mod table;
 
@@ -92,9 +94,61 @@ unsafe extern "C-unwind" fn allocate(
     stream: *mut CUstream_st,
 ) -> *mut c_void {
     match guard(Err(None), || obtain(size, device, stream)) {
-        Ok(pointer) => pointer,
+        Ok(pointer) => {
+            if is_watched() {
+                guard((), || tell_allocated(pointer, size, device, stream));
+            }
+            pointer
+        }
         // SAFETY: PyTorch, which called, lets exceptions through.
-        Err(shortage) => unsafe { refuse(shortage) },
+        Err(shortage) => unsafe { refuse(shortage, size, stream) },
+    }
+}
+
+/// What PyTorch calls in place of [`concertina_free`].
+extern "C" fn release(pointer: *mut c_void, size: usize, device: c_int, stream: *mut CUstream_st) {
+    if is_watched() {
+        guard((), || tell_freed(pointer, size, device, stream));
+    }
+    concertina_free(pointer, size, device, stream);
+    if profiler::is_listening() {
+        guard((), || {
+            if let Some(device) = memory::used(device).filter(|_| !pointer.is_null()) {
+                let size = device.rounded(size) as i64;
+                profiler::report(device, pointer as u64, -size);
+            }
+        });
+    }
+}
+
+/// Whether anybody wants to know what comes and goes.
+#[inline]
+fn is_watched() -> bool {
+    concertina_engine::runtime::history::is_recorded() || profiler::is_listening()
+}
+
+#[cold]
+fn tell_allocated(pointer: *mut c_void, size: usize, device: c_int, stream: *mut CUstream_st) {
+    if let Some(device) = memory::used(device).filter(|_| !pointer.is_null()) {
+        history::allocated(device, pointer as u64, size, stream as u64);
+        profiler::report(device, pointer as u64, device.rounded(size) as i64);
+    }
+}
+
+#[cold]
+fn tell_freed(pointer: *mut c_void, size: usize, device: c_int, stream: *mut CUstream_st) {
+    if let Some(device) = memory::used(device).filter(|_| !pointer.is_null()) {
+        history::freed(device, pointer as u64, size, stream as u64);
+    }
+}
+
+#[cold]
+fn tell_out_of_memory(shortage: &OutOfMemory, size: usize, stream: *mut CUstream_st) {
+    if let Some(device) = memory::used(shortage.device) {
+        history::out_of_memory(device, size, stream as u64);
+        profiler::report_out_of_memory(device, size);
+        let (free, total) = shortage.memory.unwrap_or_default();
+        attach::observe(device, size, shortage.limit.unwrap_or(total), free);
     }
 }
 
@@ -105,9 +159,16 @@ unsafe extern "C-unwind" fn allocate(
 /// Every frame up to PyTorch's must let a C++ exception through.
 #[cold]
 #[inline(never)]
-unsafe fn refuse(shortage: Option<Box<OutOfMemory>>) -> *mut c_void {
+unsafe fn refuse(
+    shortage: Option<Box<OutOfMemory>>,
+    size: usize,
+    stream: *mut CUstream_st,
+) -> *mut c_void {
     if !attach::is_attached() {
         return ptr::null_mut();
+    }
+    if let Some(shortage) = &shortage {
+        guard((), || tell_out_of_memory(shortage, size, stream));
     }
     let failure = match shortage {
         Some(it) if it.error.is_none() => Failure::OutOfMemory(it.to_string()),

@@ -8,8 +8,9 @@
 use super::symbols::Library;
 use super::{
     CUstream_st, allocate, concertina_begin_allocate_to_pool, concertina_empty_cache,
-    concertina_end_allocate_to_pool, concertina_malloc, concertina_memory_fraction,
-    concertina_pool_id, concertina_record_stream, concertina_release_pool, memory, usable,
+    concertina_end_allocate_to_pool, concertina_free, concertina_malloc,
+    concertina_memory_fraction, concertina_pool_id, concertina_record_stream,
+    concertina_release_pool, memory, release, usable,
 };
 use crate::entry::guard::guard;
 use std::ffi::{CStr, c_double, c_int, c_void};
@@ -91,7 +92,7 @@ const TABLE: &CStr = c"_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAl
 /// PyTorch's present allocator, which is a `CUDAPluggableAllocator`.
 pub struct Object {
     torch: Library,
-    words: &'static [AtomicUsize; 2],
+    words: &'static [AtomicUsize; 6],
     /// Its table as PyTorch made it, with what comes before the first function.
     table: &'static [usize],
 }
@@ -104,7 +105,7 @@ impl Object {
         let (table, bytes) = torch.object(TABLE)?;
         // SAFETY: the symbols are a pointer that PyTorch reads and writes atomically, and a constant
         // of so many bytes. Allocators and libraries live as long as the process. An object begins
-        // with a pointer to its table's first function; one of this class is far larger than two
+        // with a pointer to its table's first function; one of this class is far larger than six
         // words.
         unsafe {
             let object = (*current.cast::<AtomicPtr<AtomicUsize>>()).load(Relaxed);
@@ -116,7 +117,7 @@ impl Object {
             }
             Some(Object {
                 torch,
-                words: &*object.cast::<[AtomicUsize; 2]>(),
+                words: &*object.cast::<[AtomicUsize; 6]>(),
                 table,
             })
         }
@@ -125,16 +126,22 @@ impl Object {
     /// Whether it allocates by [`allocate`]. What calls [`concertina_malloc`], since nobody was there
     /// to see it made, is turned to that.
     ///
-    /// The first member is the `std::function` that allocates. PyTorch makes it from the address of
-    /// a function, which is then its first word.
+    /// The first members are the `std::function`s that allocate and free, of four words each. PyTorch
+    /// makes them from the address of a function, which is then the first word.
     pub fn is_ours(&self) -> bool {
-        let allocates = &self.words[1];
-        let plain = concertina_malloc as *const () as usize;
-        let throwing = allocate as *const () as usize;
-        match allocates.compare_exchange(plain, throwing, Relaxed, Relaxed) {
-            Ok(_) => true,
-            Err(other) => other == throwing,
-        }
+        let turn = |word: &AtomicUsize, from: *const (), to: *const ()| {
+            let turned = word.compare_exchange(from as usize, to as usize, Relaxed, Relaxed);
+            turned.is_ok() || turned == Err(to as usize)
+        };
+        turn(
+            &self.words[1],
+            concertina_malloc as *const (),
+            allocate as *const (),
+        ) && turn(
+            &self.words[5],
+            concertina_free as *const (),
+            release as *const (),
+        )
     }
 
     /// Puts our functions into its table. Answers what is missing.

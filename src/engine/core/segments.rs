@@ -1,0 +1,73 @@
+//! The pool as it stands, segment by segment.
+
+use super::block::{NONE, State};
+use super::gpu::Gpu;
+use super::group::GroupId;
+use super::pool::Pool;
+
+/// One piece of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Where it begins.
+    pub address: u64,
+    /// Its bytes.
+    pub size: u64,
+    /// What was asked for; 0 where it is free.
+    pub requested: u64,
+    /// Handle of the stream that it was allocated on or freed by last; 0 for idle memory.
+    pub stream: u64,
+    /// Handed out and not given back.
+    pub live: bool,
+    /// Given back while other streams may still use it.
+    pub pending: bool,
+}
+
+/// Memory without a gap: chunks mapped side by side, or one plain segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Whose memory it is.
+    pub group: GroupId,
+    /// Made of mapped chunks.
+    pub expandable: bool,
+    /// In address order; never empty.
+    pub pieces: Vec<Piece>,
+}
+
+impl<G: Gpu> Pool<G> {
+    /// All memory that is held from the driver, in no order.
+    pub fn segments(&self) -> Vec<Segment> {
+        let firsts = self.blocks.iter().filter(|(_, block)| block.prev == NONE);
+        firsts
+            .map(|(first, block)| {
+                let mut pieces = Vec::new();
+                let mut at = first;
+                while at != NONE {
+                    let block = &self.blocks[at];
+                    let free = block.state == State::Free;
+                    pieces.push(Piece {
+                        address: block.address,
+                        size: block.size,
+                        requested: if free { 0 } else { block.detail },
+                        stream: self.slots.get(block.slot).key.handle,
+                        live: block.state == State::Live,
+                        pending: block.state == State::Pending,
+                    });
+                    at = block.next;
+                }
+                let group = self.slots.get(block.slot).group;
+                Segment {
+                    group,
+                    expandable: !self.groups[group as usize]
+                        .segments
+                        .contains_key(&block.address),
+                    pieces,
+                }
+            })
+            .collect()
+    }
+
+    /// What happens from now on besides what is asked for.
+    pub fn journal_mut(&mut self) -> &mut super::journal::Journal {
+        &mut self.journal
+    }
+}

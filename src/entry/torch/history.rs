@@ -1,0 +1,156 @@
+//! Memory history and snapshots: what PyTorch's `_record_memory_history` and `_snapshot` ask.
+//!
+//! Where the program was is a traceback of PyTorch's own, gathered by the function that `attach.py`
+//! hands over, which is called with no lock of ours held: it takes the interpreter's.
+
+use super::memory::{Take, hand_over};
+use crate::entry::guard::guard;
+use crate::entry::python::{Interpreter, Object};
+use concertina_engine::runtime::history::{self, Action, Context, Contexts, Place, Plan};
+use concertina_engine::runtime::{Device, allocator_in_use, lifecycle, record_history};
+use serde_json::{Value, json};
+use std::ffi::{c_int, c_ulonglong};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Makes a traceback; a Python object that is never let go of.
+static GATHER: AtomicPtr<std::ffi::c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// Tracebacks that nobody needs, as addresses: let go of when the interpreter's lock is held.
+static UNNEEDED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+/// A snapshot is being read, and tracebacks in it are known by their numbers alone.
+static READING: AtomicBool = AtomicBool::new(false);
+
+/// A traceback: a Python object.
+struct Traceback(usize);
+
+impl Place for Traceback {
+    fn number(&self) -> u64 {
+        self.0 as u64
+    }
+}
+
+impl Drop for Traceback {
+    fn drop(&mut self) {
+        let mut unneeded = UNNEEDED.lock().unwrap_or_else(PoisonError::into_inner);
+        unneeded.push(self.0);
+    }
+}
+
+/// Where this thread is, if such places are wanted.
+fn gather(wanted: Contexts) -> Context {
+    if !history::wants(wanted) {
+        return None;
+    }
+    let gather: Object = GATHER.load(Ordering::Acquire);
+    let python = Interpreter::get()?;
+    if gather.is_null() {
+        return None;
+    }
+    // SAFETY: `gather` is a callable object that is never let go of; with an interpreter that runs,
+    // its lock may be taken, and an exception that is being handled is put aside meanwhile.
+    unsafe {
+        if (python.Py_IsInitialized)() == 0 {
+            return None;
+        }
+        let state = (python.PyGILState_Ensure)();
+        let mut error = [ptr::null_mut(); 3];
+        let [kind, value, trace] = &mut error;
+        (python.PyErr_Fetch)(kind, value, trace);
+        if !READING.load(Ordering::Relaxed) {
+            let unneeded = UNNEEDED
+                .lock()
+                .map(|mut all| std::mem::take(&mut *all))
+                .unwrap_or_default();
+            for object in unneeded {
+                (python.Py_DecRef)(object as Object);
+            }
+        }
+        let traceback = (python.PyObject_CallObject)(gather, ptr::null_mut());
+        if traceback.is_null() {
+            (python.PyErr_Clear)();
+        }
+        (python.PyErr_Restore)(error[0], error[1], error[2]);
+        (python.PyGILState_Release)(state);
+        match traceback.is_null() {
+            true => None,
+            false => Some(Arc::new(Traceback(traceback as usize))),
+        }
+    }
+}
+
+/// PyTorch got a block.
+#[cold]
+pub fn allocated(device: &Device, address: u64, size: usize, stream: u64) {
+    device.note_allocated(address, size as u64, stream, gather(Contexts::State));
+}
+
+/// PyTorch is about to give a block back.
+#[cold]
+pub fn freed(device: &Device, address: u64, size: usize, stream: u64) {
+    device.note_freed(address, size as u64, stream, gather(Contexts::All));
+}
+
+/// PyTorch got nothing.
+#[cold]
+pub fn out_of_memory(device: &Device, size: usize, stream: u64) {
+    device.note_out_of_memory(size as u64, stream, gather(Contexts::State));
+}
+
+/// Records from now on. `contexts` counts from 0, as in [`Contexts`]; below 0, nothing is recorded.
+/// `skip` is a bit for each of [`Action::ALL`]. `gather` is a Python object that is called without
+/// arguments for a traceback.
+pub extern "C" fn record(
+    contexts: c_int,
+    entries: c_ulonglong,
+    skip: c_int,
+    clear: bool,
+    new_gather: usize,
+) {
+    guard((), || {
+        let contexts = match contexts {
+            0 => Contexts::Never,
+            1 => Contexts::State,
+            2 => Contexts::Alloc,
+            3.. => Contexts::All,
+            ..0 => return record_history(None, clear),
+        };
+        GATHER.store(new_gather as Object, Ordering::Release);
+        let plan = Plan {
+            entries: entries as usize,
+            contexts,
+            skip: skip as u16,
+        };
+        record_history(Some(plan), clear);
+    });
+}
+
+/// The names of the actions, as a list.
+pub extern "C" fn actions(take: Take) {
+    let names: Vec<_> = Action::ALL.iter().map(|action| action.name()).collect();
+    guard((), || hand_over(&json!(names), take));
+}
+
+/// Whether anything is recorded.
+pub extern "C" fn is_recorded() -> bool {
+    history::is_recorded()
+}
+
+/// Until [`reading`] says that it has been read, the tracebacks that a snapshot names stay.
+pub extern "C" fn reading(begins: bool) {
+    READING.store(begins, Ordering::Relaxed);
+}
+
+/// All that there is, or one private pool's. To be called between [`reading`]'s two calls.
+pub extern "C" fn snapshot(graph: c_ulonglong, user: c_ulonglong, traces: bool, take: Take) {
+    guard((), || {
+        let only = Some((graph, user)).filter(|pool| *pool != (0, 0));
+        let snapshot = match allocator_in_use() {
+            Some(allocator) if !lifecycle::in_forked_child() => allocator.snapshot(only, traces),
+            _ => json!({"segments": [], "device_traces": Value::Array(Vec::new())}),
+        };
+        hand_over(&snapshot, take);
+    });
+}

@@ -1,0 +1,106 @@
+//! `torch.profiler` with `profile_memory=True`: PyTorch's allocators tell it of each block.
+
+use super::symbols::Library;
+use concertina_engine::runtime::Device;
+use std::ffi::c_void;
+use std::mem::transmute;
+use std::sync::OnceLock;
+
+/// `c10::Device`, passed in a register.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CxxDevice {
+    /// `c10::DeviceType`; 1 is CUDA.
+    kind: i8,
+    index: i8,
+}
+
+type Enabled = unsafe extern "C-unwind" fn() -> bool;
+type Memory = unsafe extern "C-unwind" fn(*mut c_void, i64, usize, usize, CxxDevice);
+type OutOfMemory = unsafe extern "C-unwind" fn(i64, usize, usize, CxxDevice);
+
+struct Profiler {
+    enabled: Enabled,
+    memory: Memory,
+    out_of_memory: OutOfMemory,
+}
+
+static PROFILER: OnceLock<Profiler> = OnceLock::new();
+
+/// Looks PyTorch's functions up. False where they are not all there.
+pub fn find() -> bool {
+    let Some(c10) = Library::loaded(c"libc10.so") else {
+        return false;
+    };
+    let enabled = c10.symbol(c"_ZN3c1022memoryProfilingEnabledEv");
+    let memory = c10.symbol(c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
+    let out_of_memory = c10.symbol(c"_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE");
+    let (Some(enabled), Some(memory), Some(out_of_memory)) = (enabled, memory, out_of_memory)
+    else {
+        return false;
+    };
+    // SAFETY: the mangled names say what each takes, and PyTorch's header what the first gives.
+    let profiler = unsafe {
+        Profiler {
+            enabled: transmute::<*mut c_void, Enabled>(enabled),
+            memory: transmute::<*mut c_void, Memory>(memory),
+            out_of_memory: transmute::<*mut c_void, OutOfMemory>(out_of_memory),
+        }
+    };
+    PROFILER.set(profiler).is_ok() || PROFILER.get().is_some()
+}
+
+/// The profiler, while this thread's work is profiled with its memory.
+#[inline]
+fn listening() -> Option<&'static Profiler> {
+    // SAFETY: takes nothing, and reads this thread's state.
+    PROFILER.get().filter(|it| unsafe { (it.enabled)() })
+}
+
+/// Whether this thread's work is profiled with its memory.
+#[inline]
+pub fn is_listening() -> bool {
+    listening().is_some()
+}
+
+/// A block came, or with a negative size, went.
+#[cold]
+pub fn report(device: &Device, address: u64, size: i64) {
+    if let Some(profiler) = listening() {
+        let usage = device.usage();
+        // SAFETY: as the header has it; no lock of ours is held.
+        unsafe {
+            (profiler.memory)(
+                address as *mut c_void,
+                size,
+                usage.live as usize,
+                usage.reserved as usize,
+                cxx(device),
+            )
+        };
+    }
+}
+
+/// A request for so many bytes could not be met.
+#[cold]
+pub fn report_out_of_memory(device: &Device, size: usize) {
+    if let Some(profiler) = listening() {
+        let usage = device.usage();
+        // SAFETY: as the header has it; no lock of ours is held.
+        unsafe {
+            (profiler.out_of_memory)(
+                size as i64,
+                usage.live as usize,
+                usage.reserved as usize,
+                cxx(device),
+            )
+        };
+    }
+}
+
+fn cxx(device: &Device) -> CxxDevice {
+    CxxDevice {
+        kind: 1,
+        index: device.ordinal() as i8,
+    }
+}
