@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Runs the pool's tests on the cards of this machine: the binary that also runs on the simulated GPU.
+# Runs the pool's tests on the cards of this machine: the binary that also runs on the simulated GPU;
+# and then, where python3 has PyTorch, the cases of tests/torch with the library in
+# CONCERTINA_LIBRARY or target/release.
 #
 #   scripts/test-gpu.sh [BINARY [FILTER...]]
 #
@@ -8,7 +10,8 @@
 # card `--skip devices` leaves out what needs two. Needs neither Rust nor the sources.
 #
 # Each test runs in a process of its own, so that one that crashes takes no other along. Fails if a
-# test fails, if one is skipped (a line `SKIP name: reason`), or if there was none.
+# test fails, if one of the pool's is skipped (a line `SKIP name: reason`), or if there was none; says
+# which of PyTorch's cases could not be run, and why.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -53,4 +56,11 @@ echo
 echo "on the GPU: $passed passed, ${#skipped[@]} skipped, ${#failed[@]} failed"
 [ ${#failed[@]} -eq 0 ] || printf 'FAILED %s\n' "${failed[@]}"
 [ ${#skipped[@]} -eq 0 ] || printf 'SKIP %s\n' "${skipped[@]}"
-[ "$passed" -gt 0 ] && [ ${#skipped[@]} -eq 0 ] && [ ${#failed[@]} -eq 0 ]
+
+torch=0
+if why=$(python3 -c "import torch" 2>&1); then
+    python3 "$root/tests/torch/run.py" --gpu || torch=$?
+else
+    echo "PyTorch's cases could not be run: ${why##*$'\n'}"
+fi
+[ "$passed" -gt 0 ] && [ ${#skipped[@]} -eq 0 ] && [ ${#failed[@]} -eq 0 ] && [ "$torch" -eq 0 ]

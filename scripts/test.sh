@@ -47,6 +47,7 @@ step lint cargo clippy --locked --workspace --all-targets -- -D warnings
 step documentation env RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps
 step tests cargo test --locked --workspace --no-fail-fast
 step quickstart scripts/quickstart.sh --sim
+step PyTorch python3 tests/torch/run.py
 step "README's table" scripts/traces.py --check
 
 if [ ${#failed[@]} -gt 0 ]; then

@@ -16,10 +16,12 @@ pub(crate) enum Work {
         width: u8,
         count: u64,
     },
+    /// `between`: the devices that reach `to` and `from`, where that is not the stream's.
     Copy {
         to: u64,
         from: u64,
         bytes: u64,
+        between: Option<(usize, usize)>,
     },
     Read {
         to: usize,
@@ -62,7 +64,9 @@ impl Work {
             Work::Fill {
                 to, width, count, ..
             } => (None, Some((to, count * u64::from(width)))),
-            Work::Copy { to, from, bytes } => (Some((from, bytes)), Some((to, bytes))),
+            Work::Copy {
+                to, from, bytes, ..
+            } => (Some((from, bytes)), Some((to, bytes))),
             Work::Read { from, bytes, .. } => (Some((from, bytes)), None),
             Work::Write { to, ref bytes } => (None, Some((to, bytes.len() as u64))),
             Work::Fetch { to, bytes, .. } => (None, Some((to, bytes))),
@@ -76,7 +80,9 @@ impl Work {
             Work::Fill {
                 to, width, count, ..
             } => format!("fill of {} bytes at {to:#x}", count * u64::from(width)),
-            Work::Copy { to, from, bytes } => {
+            Work::Copy {
+                to, from, bytes, ..
+            } => {
                 format!("copy of {bytes} bytes from {from:#x} to {to:#x}")
             }
             Work::Read { from, bytes, .. } => format!("copy of {bytes} bytes from {from:#x}"),
@@ -91,11 +97,21 @@ impl Work {
     /// Does it, through the mappings as they are now; nothing at all if a byte is out of reach.
     pub fn execute(&self, memory: &mut Memory, device: usize) -> Result<(), Fault> {
         let (from, to) = self.accesses();
-        let mut reach = |range: Option<Range>, writes| match range {
+        let (to_device, from_device) = match self {
+            Work::Copy {
+                between: Some(devices),
+                ..
+            } => *devices,
+            _ => (device, device),
+        };
+        let mut reach = |device, range: Option<Range>, writes| match range {
             Some((address, bytes)) => memory.reach(device, address, bytes, writes).map_err(Fault),
             None => Ok(Vec::new()),
         };
-        let (from, to) = (reach(from, false)?, reach(to, true)?);
+        let (from, to) = (
+            reach(from_device, from, false)?,
+            reach(to_device, to, true)?,
+        );
         match self {
             Work::Fill { value, width, .. } => {
                 let word = &value.to_le_bytes()[..usize::from(*width)];

@@ -14,7 +14,8 @@ use std::ffi::c_void;
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-/// Enqueues a copy between two addresses, each on whichever side it lies.
+/// Enqueues a copy between two addresses, each on whichever side it lies; `between` are the devices
+/// that reach them, where that is not the stream's.
 ///
 /// # Safety
 /// Host memory named by either address is good for so many bytes: what is not page-locked now, what
@@ -23,6 +24,7 @@ unsafe fn transfer(
     session: &mut Session<'_>,
     function: Function,
     (to, from, bytes): (u64, u64, usize),
+    between: Option<(usize, usize)>,
     stream: CUstream,
 ) -> Answer {
     if bytes == 0 {
@@ -38,6 +40,7 @@ unsafe fn transfer(
             to,
             from,
             bytes: length,
+            between,
         },
         (false, true) => Work::Read {
             to: to as usize,
@@ -77,7 +80,7 @@ macro_rules! copies {
         pub unsafe extern "C" fn $async(to: $to, from: $from, bytes: usize, stream: CUstream) -> u32 {
             call(Function::$async, |session| {
                 // SAFETY: the module's contract.
-                unsafe { transfer(session, Function::$async, (to as u64, from as u64, bytes), stream) }
+                unsafe { transfer(session, Function::$async, (to as u64, from as u64, bytes), None, stream) }
             })
         }
 
@@ -87,7 +90,7 @@ macro_rules! copies {
                 let (function, stream) = (Function::$now, std::ptr::null_mut());
                 session.state.outside_capture(function.name())?;
                 // SAFETY: the module's contract.
-                unsafe { transfer(session, function, (to as u64, from as u64, bytes), stream)? };
+                unsafe { transfer(session, function, (to as u64, from as u64, bytes), None, stream)? };
                 wait(session, function, stream)
             })
         }
@@ -111,14 +114,18 @@ pub unsafe extern "C" fn cuMemcpyPeerAsync(
     stream: CUstream,
 ) -> u32 {
     call(Function::cuMemcpyPeerAsync, |session| {
-        device_of(session, to_context)?;
-        device_of(session, from_context)?;
+        // Each side is reached from its own context, whatever the stream's device reaches.
+        let between = (
+            device_of(session, to_context)?,
+            device_of(session, from_context)?,
+        );
         // SAFETY: the module's contract.
         unsafe {
             transfer(
                 session,
                 Function::cuMemcpyPeerAsync,
                 (to, from, bytes),
+                Some(between),
                 stream,
             )
         }
@@ -178,7 +185,7 @@ unsafe fn transfer_rows(
         for y in 0..height {
             let range = (to.row(y, z), from.row(y, z), width);
             // SAFETY: the caller's promise.
-            unsafe { transfer(session, function, range, stream)? };
+            unsafe { transfer(session, function, range, None, stream)? };
         }
     }
     Ok(())

@@ -1,0 +1,62 @@
+"""What cases share."""
+
+import ctypes
+import json
+import os
+
+import torch
+
+MIB = 1 << 20
+
+# Whether a real GPU is under the case: kernels compute, and numbers mean something.
+GPU = os.environ["CONCERTINA_TEST_SIDE"] == "gpu"
+ATTACH = os.environ["CONCERTINA_TEST_ATTACH"]
+
+
+def library():
+    """The library that is attached, with the types of its functions."""
+    found = ctypes.CDLL(os.environ["CONCERTINA_LIBRARY"])
+    found.concertina_stats_json.restype = ctypes.c_size_t
+    found.concertina_stats_json.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    return found
+
+
+def stats(device=0):
+    """concertina's statistics of a device, however it was attached."""
+    json_of = library().concertina_stats_json
+    length = json_of(None, 0)
+    while True:
+        text = ctypes.create_string_buffer(length + 1)
+        needed = json_of(text, len(text))
+        if needed <= length:
+            break
+        length = needed
+    devices = json.loads(text.value)["devices"]
+    return next(it for it in devices if it["device"] == device)
+
+
+def counter(name, device=0):
+    """One of PyTorch's counters, of concertina's statistics."""
+    return stats(device)["memory_stats"][name]
+
+
+def pattern(count, seed=1):
+    """So many bytes that differ, on the host."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count,), dtype=torch.uint8, generator=generator)
+
+
+def to_gpu(host, **how):
+    """A copy on the GPU, made by one copy of bytes."""
+    there = torch.empty_like(host, device="cuda", **how)
+    there.copy_(host)
+    return there
+
+
+def raises(kind, act):
+    """The error of this kind that `act` raises."""
+    try:
+        act()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__} was raised")
