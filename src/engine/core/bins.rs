@@ -6,7 +6,7 @@
 //! inside a bin is short. A bitmap of two levels finds the next bin that is not empty.
 
 use super::BLOCK;
-use super::block::{BlockId, Blocks, NONE};
+use super::block::{Block, BlockId, Blocks, NONE};
 
 const STEPS: u64 = 64;
 const STEP_BITS: u32 = STEPS.trailing_zeros();
@@ -21,7 +21,7 @@ pub struct Bins {
     heads: Box<[BlockId; BINS]>,
 }
 
-#[inline]
+#[inline(always)]
 fn bin_of(size: u64) -> usize {
     let units = size / BLOCK;
     if units < STEPS {
@@ -45,12 +45,12 @@ impl Bins {
     }
 
     /// The smallest block of at least `size` bytes, or `NONE`.
-    #[inline]
-    pub fn best(&self, blocks: &Blocks, size: u64) -> BlockId {
+    #[inline(always)]
+    pub fn best(&self, nodes: &[Block], size: u64) -> BlockId {
         let bin = bin_of(size);
         let mut at = self.heads[bin];
         while at != NONE {
-            let block = &blocks[at];
+            let block = &nodes[at as usize];
             if block.size >= size {
                 return at;
             }
@@ -62,17 +62,15 @@ impl Bins {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn next_bin(&self, from: usize) -> Option<usize> {
         let word = from / 64;
-        if word >= WORDS {
-            return None;
-        }
-        let here = self.words[word] & (!0 << (from % 64));
+        let here = self.words.get(word)? & (!0 << (from % 64));
         if here != 0 {
             return Some(word * 64 + here.trailing_zeros() as usize);
         }
-        let later = self.summary & (!0u64).checked_shl(word as u32 + 1).unwrap_or(0);
+        // There are fewer words than bits in the summary.
+        let later = self.summary & (!1 << word);
         if later == 0 {
             return None;
         }
@@ -80,65 +78,72 @@ impl Bins {
         Some(word * 64 + self.words[word].trailing_zeros() as usize)
     }
 
-    #[inline]
-    pub fn insert(&mut self, blocks: &mut Blocks, id: BlockId) {
-        let (size, address) = (blocks[id].size, blocks[id].address);
+    #[inline(always)]
+    pub fn insert(&mut self, nodes: &mut [Block], id: BlockId) {
+        let (size, address) = (nodes[id as usize].size, nodes[id as usize].address);
         let bin = bin_of(size);
         let (mut less, mut at) = (NONE, self.heads[bin]);
-        while at != NONE && blocks[at].size < size {
+        while at != NONE && nodes[at as usize].size < size {
             less = at;
-            at = blocks[at].more;
+            at = nodes[at as usize].more;
         }
-        if at != NONE && blocks[at].size == size {
+        if at != NONE && nodes[at as usize].size == size {
+            let first = &mut nodes[at as usize];
             // The lowest address stands first, the others in no order.
-            if address < blocks[at].address {
-                let (less, more) = (blocks[at].less, blocks[at].more);
-                blocks[id].same_prev = NONE;
-                blocks[id].same_next = at;
-                blocks[at].same_prev = id;
-                self.place(blocks, bin, id, less, more);
+            if address < first.address {
+                let more = first.more;
+                first.same_prev = id;
+                self.place(nodes, bin, id, less, more);
+                let node = &mut nodes[id as usize];
+                (node.same_prev, node.same_next) = (NONE, at);
             } else {
-                let after = blocks[at].same_next;
-                blocks[id].same_prev = at;
-                blocks[id].same_next = after;
-                blocks[at].same_next = id;
+                let after = std::mem::replace(&mut first.same_next, id);
                 if after != NONE {
-                    blocks[after].same_prev = id;
+                    nodes[after as usize].same_prev = id;
                 }
+                let node = &mut nodes[id as usize];
+                (node.same_prev, node.same_next) = (at, after);
             }
             return;
         }
-        blocks[id].same_prev = NONE;
-        blocks[id].same_next = NONE;
-        self.place(blocks, bin, id, less, at);
+        self.place(nodes, bin, id, less, at);
+        let node = &mut nodes[id as usize];
+        (node.same_prev, node.same_next) = (NONE, NONE);
         self.words[bin / 64] |= 1 << (bin % 64);
         self.summary |= 1 << (bin / 64);
     }
 
-    #[inline]
-    pub fn remove(&mut self, blocks: &mut Blocks, id: BlockId) {
-        let block = blocks[id];
-        if block.same_next != NONE {
-            blocks[block.same_next].same_prev = block.same_prev;
+    #[inline(always)]
+    pub fn remove(&mut self, nodes: &mut [Block], id: BlockId) {
+        let &Block {
+            size,
+            same_prev,
+            same_next,
+            less,
+            more,
+            ..
+        } = &nodes[id as usize];
+        if same_next != NONE {
+            nodes[same_next as usize].same_prev = same_prev;
         }
-        if block.same_prev != NONE {
-            blocks[block.same_prev].same_next = block.same_next;
+        if same_prev != NONE {
+            nodes[same_prev as usize].same_next = same_next;
             return;
         }
-        let bin = bin_of(block.size);
-        if block.same_next != NONE {
-            self.place(blocks, bin, block.same_next, block.less, block.more);
+        let bin = bin_of(size);
+        if same_next != NONE {
+            self.place(nodes, bin, same_next, less, more);
             return;
         }
-        if block.more != NONE {
-            blocks[block.more].less = block.less;
+        if more != NONE {
+            nodes[more as usize].less = less;
         }
-        if block.less != NONE {
-            blocks[block.less].more = block.more;
+        if less != NONE {
+            nodes[less as usize].more = more;
             return;
         }
-        self.heads[bin] = block.more;
-        if block.more == NONE {
+        self.heads[bin] = more;
+        if more == NONE {
             self.words[bin / 64] &= !(1 << (bin % 64));
             if self.words[bin / 64] == 0 {
                 self.summary &= !(1 << (bin / 64));
@@ -147,23 +152,23 @@ impl Bins {
     }
 
     /// Makes `id` stand for its size between two others of its bin.
-    #[inline]
+    #[inline(always)]
     fn place(
         &mut self,
-        blocks: &mut Blocks,
+        nodes: &mut [Block],
         bin: usize,
         id: BlockId,
         less: BlockId,
         more: BlockId,
     ) {
-        blocks[id].less = less;
-        blocks[id].more = more;
+        let node = &mut nodes[id as usize];
+        (node.less, node.more) = (less, more);
         match less {
             NONE => self.heads[bin] = id,
-            _ => blocks[less].more = id,
+            _ => nodes[less as usize].more = id,
         }
         if more != NONE {
-            blocks[more].less = id;
+            nodes[more as usize].less = id;
         }
     }
 

@@ -1,7 +1,7 @@
 //! Blocks: one node for each piece of mapped memory, used or free, linked to its neighbours in
 //! address order. All nodes lie in one array and name each other by index, one cache line each.
 
-use std::ops::{Index, IndexMut};
+use std::ops::{Deref, DerefMut, Index, IndexMut};
 
 /// An index into [`Blocks`].
 pub type BlockId = u32;
@@ -42,6 +42,8 @@ pub struct Block {
     /// Free: neighbours in the order of being freed; see `stream`.
     pub older: BlockId,
     pub newer: BlockId,
+    /// Live: the next block in the same place of the table.
+    pub chain: BlockId,
     /// The stream slot that allocated it or freed it last.
     pub slot: u16,
     pub state: State,
@@ -55,7 +57,8 @@ impl Block {
     }
 }
 
-const VACANT: Block = Block {
+/// What a node is filled with that is in use for nothing.
+pub const VACANT: Block = Block {
     address: 0,
     size: 0,
     detail: 0,
@@ -67,6 +70,7 @@ const VACANT: Block = Block {
     more: NONE,
     older: NONE,
     newer: NONE,
+    chain: NONE,
     slot: 0,
     state: State::Vacant,
     shared: false,
@@ -87,26 +91,41 @@ impl Blocks {
     }
 
     /// A node for the given memory, linked to nothing.
-    #[inline]
     pub fn add(&mut self, address: u64, size: u64, slot: u16, state: State) -> BlockId {
-        let block = Block {
+        let id = self.claim();
+        self[id] = Block {
             address,
             size,
             slot,
             state,
             ..VACANT
         };
-        if self.vacant == NONE {
-            self.nodes.push(block);
-            return (self.nodes.len() - 1) as BlockId;
-        }
-        let id = self.vacant;
-        self.vacant = self.nodes[id as usize].next;
-        self.nodes[id as usize] = block;
         id
     }
 
-    #[inline]
+    /// A vacant node, which the caller fills in.
+    #[inline(always)]
+    pub fn claim(&mut self) -> BlockId {
+        if self.vacant == NONE {
+            self.grow();
+        }
+        let id = self.vacant;
+        self.vacant = self[id].next;
+        id
+    }
+
+    /// Chains as many vacant nodes as there are nodes, the lowest first.
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self) {
+        let before = self.nodes.len();
+        self.nodes.resize((before * 2).max(256), VACANT);
+        for id in (before..self.nodes.len()).rev() {
+            self.remove(id as BlockId);
+        }
+    }
+
+    #[inline(always)]
     pub fn remove(&mut self, id: BlockId) {
         let node = &mut self.nodes[id as usize];
         node.state = State::Vacant;
@@ -116,7 +135,7 @@ impl Blocks {
 
     /// Makes one node of a block and the next one, whose memory touches it. `tail` is the block at
     /// the end of its run, which may be the one that goes.
-    #[inline]
+    #[inline(always)]
     pub fn absorb_next(&mut self, id: BlockId, tail: &mut BlockId) {
         let gone = self[id].next;
         let (size, after) = (self[gone].size, self[gone].next);
@@ -141,16 +160,33 @@ impl Blocks {
     }
 }
 
+/// The nodes by their ids. Who works on several holds them as a slice, which spares looking up where
+/// they are each time.
+impl Deref for Blocks {
+    type Target = [Block];
+    #[inline(always)]
+    fn deref(&self) -> &[Block] {
+        &self.nodes
+    }
+}
+
+impl DerefMut for Blocks {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [Block] {
+        &mut self.nodes
+    }
+}
+
 impl Index<BlockId> for Blocks {
     type Output = Block;
-    #[inline]
+    #[inline(always)]
     fn index(&self, id: BlockId) -> &Block {
         &self.nodes[id as usize]
     }
 }
 
 impl IndexMut<BlockId> for Blocks {
-    #[inline]
+    #[inline(always)]
     fn index_mut(&mut self, id: BlockId) -> &mut Block {
         &mut self.nodes[id as usize]
     }

@@ -242,7 +242,7 @@ impl<G: Gpu> Pool<G> {
             .filter(|(_, block)| block.state == State::Live)
         {
             hold!(
-                self.table.get(block.address) == id,
+                self.table.get(&self.blocks, block.address) == id,
                 "block {:#x} is not in the table",
                 block.address
             );

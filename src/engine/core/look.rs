@@ -22,7 +22,7 @@ impl<G: Gpu> Pool<G> {
     /// The block in use that holds the byte at `address`. Quick for a block's first byte; looks at
     /// every block for another.
     pub fn block_around(&self, address: u64) -> Option<Found> {
-        let start = self.table.get(address);
+        let start = self.table.get(&self.blocks, address);
         let found =
             match start {
                 super::block::NONE => self.blocks.iter().map(|(_, block)| block).find(|it| {

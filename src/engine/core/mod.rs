@@ -34,7 +34,7 @@ pub use gpu::{Event, Gpu, Handle, Refusal};
 pub use group::{GroupId, SHARED};
 pub use journal::{Happening, Journal};
 pub use look::Found;
-pub use pool::{Policy, Pool, Shortage, Unknown};
+pub use pool::{Live, Policy, Pool, Shortage, Unknown};
 pub use segments::{Piece, Segment};
 pub use stream::StreamKey;
 

@@ -3,7 +3,7 @@
 //! [`Pool::allocate`] is the ladder, a comment a step. The first step, a best fit that is free
 //! already, is the fast path: a look-up in two sets of bins, a split and a hash insertion.
 
-use super::block::{Block, BlockId, Blocks, NONE, State};
+use super::block::{Block, BlockId, Blocks, NONE, State, VACANT};
 use super::chunk::ChunkId;
 use super::clock::Clock;
 use super::counters::{Counters, Tally};
@@ -57,6 +57,16 @@ pub struct Shortage {
 /// An address that is not the start of a block in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unknown;
+
+/// A block in use.
+#[derive(Clone, Copy)]
+pub struct Live {
+    id: BlockId,
+    /// Bytes asked for.
+    pub requested: u64,
+    /// The stream that it was allocated on.
+    pub stream: StreamKey,
+}
 
 /// The pool of one device, private pools included. One caller at a time.
 pub struct Pool<G> {
@@ -157,12 +167,12 @@ impl<G: Gpu> Pool<G> {
         Some(self.hand_out(hole, size, requested, slot))
     }
 
-    #[inline]
+    #[inline(always)]
     fn hand_out(&mut self, hole: BlockId, size: u64, requested: u64, slot: u16) -> u64 {
         let block = self.take(hole, size, slot);
         self.blocks[block].detail = requested;
         let address = self.blocks[block].address;
-        self.table.insert(address, block);
+        self.table.insert(&mut self.blocks, block);
         self.counters.allocated(size, requested);
         let owner = self.slots.get_mut(slot);
         owner.live += 1;
@@ -176,53 +186,62 @@ impl<G: Gpu> Pool<G> {
     /// is done. Returns its size.
     #[inline]
     pub fn free(&mut self, address: u64) -> Result<u64, Unknown> {
-        let id = self.table.remove(address);
+        let live = self.look_up(address).ok_or(Unknown)?;
+        Ok(self.free_live(live))
+    }
+
+    /// The block in use that starts at `address`.
+    #[inline(always)]
+    pub fn look_up(&self, address: u64) -> Option<Live> {
+        let id = self.table.get(&self.blocks, address);
         if id == NONE {
-            return Err(Unknown);
+            return None;
         }
-        let block = self.blocks[id];
-        self.counters.freed(block.size, block.detail);
-        let group = self.slots.get(block.slot).group;
-        self.groups[group as usize].live -= block.size;
-        if block.shared {
+        let block = &self.blocks[id];
+        Some(Live {
+            id,
+            requested: block.detail,
+            stream: self.slots.get(block.slot).key,
+        })
+    }
+
+    /// Takes a block back that was looked up since the pool was last changed. Returns its size.
+    #[inline(always)]
+    pub fn free_live(&mut self, Live { id, .. }: Live) -> u64 {
+        self.table.remove(&mut self.blocks, id);
+        let &Block {
+            size,
+            detail,
+            slot,
+            shared,
+            ..
+        } = &self.blocks[id];
+        self.counters.freed(size, detail);
+        let group = self.slots.get(slot).group;
+        self.groups[group as usize].live -= size;
+        if shared {
             self.defer(id);
         } else {
             self.retire(id);
         }
-        Ok(block.size)
+        size
     }
 
     /// The stream that the block at `address` was allocated on.
     #[inline]
     pub fn stream_of(&self, address: u64) -> Option<StreamKey> {
-        match self.table.get(address) {
-            NONE => None,
-            id => Some(self.slots.get(self.blocks[id].slot).key),
-        }
-    }
-
-    /// Bytes asked for the block that starts at `address`.
-    pub fn requested(&self, address: u64) -> u64 {
-        match self.table.get(address) {
-            NONE => 0,
-            id => self.blocks[id].detail,
-        }
+        self.look_up(address).map(|live| live.stream)
     }
 
     /// The size of the block that starts at `address`.
     pub fn size_of(&self, address: u64) -> Option<u64> {
-        match self.table.get(address) {
-            NONE => None,
-            id => Some(self.blocks[id].size),
-        }
+        self.look_up(address).map(|live| self.blocks[live.id].size)
     }
 
     /// Whether the block that starts at `address` will have to wait for other streams once freed.
     pub fn is_shared(&self, address: u64) -> bool {
-        match self.table.get(address) {
-            NONE => false,
-            id => self.blocks[id].shared,
-        }
+        self.look_up(address)
+            .is_some_and(|live| self.blocks[live.id].shared)
     }
 
     /// Everything counted so far.
@@ -380,11 +399,15 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// The smallest hole of at least `size` bytes that the stream may use now.
-    #[inline]
+    #[inline(always)]
     pub(super) fn fit(&self, size: u64, slot: u16) -> BlockId {
         let own = self.slots.get(slot);
-        let idle = self.slots.get(own.idle).bins.best(&self.blocks, size);
+        let idle = &self.slots.get(own.idle).bins;
         let own = own.bins.best(&self.blocks, size);
+        if idle.is_empty() {
+            return own;
+        }
+        let idle = idle.best(&self.blocks, size);
         if own == NONE {
             return idle;
         }
@@ -400,7 +423,7 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Cuts `size` bytes off one end of a hole.
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, hole: BlockId, size: u64, slot: u16) -> BlockId {
         let Self {
             blocks,
@@ -410,9 +433,8 @@ impl<G: Gpu> Pool<G> {
             granularity,
             ..
         } = self;
-        let free = blocks[hole];
-        let owner = slots.get_mut(free.slot);
-        if free.size == size {
+        let owner = slots.get_mut(blocks[hole].slot);
+        if blocks[hole].size == size {
             counters.hole_removed(size);
             owner.remove(blocks, hole);
             let block = &mut blocks[hole];
@@ -420,42 +442,47 @@ impl<G: Gpu> Pool<G> {
             block.slot = slot;
             return hole;
         }
+        let id = blocks.claim();
+        let nodes = &mut **blocks;
         // The rest keeps the hole's node and its place in the order of being freed.
-        owner.bins.remove(blocks, hole);
-        let high = free.size - size >= *granularity && cuts_better_high(&free, size, *granularity);
-        let block = if high {
-            let block = blocks.add(free.end() - size, size, slot, State::Live);
-            blocks[block].prev = hole;
-            blocks[block].next = free.next;
-            if free.next != NONE {
-                blocks[free.next].prev = block;
+        owner.bins.remove(nodes, hole);
+        let rest = &mut nodes[hole as usize];
+        let mut block = Block {
+            size,
+            slot,
+            state: State::Live,
+            ..VACANT
+        };
+        counters.hole_cut(rest.size, size);
+        let high = rest.size - size >= *granularity && cuts_better_high(rest, size, *granularity);
+        rest.size -= size;
+        if high {
+            block.address = rest.end();
+            (block.prev, block.next) = (hole, rest.next);
+            rest.next = id;
+            if block.next != NONE {
+                nodes[block.next as usize].prev = id;
             }
-            blocks[hole].next = block;
             let tail = &mut groups[owner.group as usize].tail;
             if *tail == hole {
-                *tail = block;
+                *tail = id;
             }
-            block
         } else {
-            let block = blocks.add(free.address, size, slot, State::Live);
-            blocks[block].prev = free.prev;
-            blocks[block].next = hole;
-            if free.prev != NONE {
-                blocks[free.prev].next = block;
-            }
-            let rest = &mut blocks[hole];
+            block.address = rest.address;
+            (block.prev, block.next) = (rest.prev, hole);
             rest.address += size;
-            rest.prev = block;
-            block
-        };
-        blocks[hole].size -= size;
-        owner.bins.insert(blocks, hole);
-        counters.hole_cut(free.size, size);
-        block
+            rest.prev = id;
+            if block.prev != NONE {
+                nodes[block.prev as usize].next = id;
+            }
+        }
+        nodes[id as usize] = block;
+        owner.bins.insert(nodes, hole);
+        id
     }
 
     /// A block that nothing but its own stream's earlier work uses becomes a hole.
-    #[inline]
+    #[inline(always)]
     fn retire(&mut self, id: BlockId) {
         let clock = self.clock.tick(self.blocks[id].size);
         self.retire_to(id, self.blocks[id].slot, clock);
@@ -463,7 +490,7 @@ impl<G: Gpu> Pool<G> {
 
     /// The same for a block that was freed at an earlier time, as a hole of any slot of its group that
     /// may use it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn retire_to(&mut self, id: BlockId, slot: u16, clock: u64) {
         let owner = self.slots.get_mut(self.blocks[id].slot);
         owner.live -= 1;
@@ -473,7 +500,7 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Puts a node back as a hole, joined with the holes beside it that it may be joined with.
-    #[inline]
+    #[inline(always)]
     pub(super) fn add_hole(&mut self, id: BlockId, slot: u16, clock: u64) {
         let Self {
             blocks,
@@ -524,7 +551,7 @@ impl<G: Gpu> Pool<G> {
 
 /// Whether more whole granules stay free if a block is cut off the high end of a hole than off the
 /// low end. Only whole free chunks can move, and chunks begin and end on granules.
-#[inline]
+#[inline(always)]
 fn cuts_better_high(hole: &Block, size: u64, granularity: u64) -> bool {
     if granularity == 0 {
         return false;
@@ -538,7 +565,7 @@ fn cuts_better_high(hole: &Block, size: u64, granularity: u64) -> bool {
 
 /// The owner of two holes joined, each with the clock of its freeing; `None` where two streams'
 /// holes would be joined, which neither could use without waiting for the other.
-#[inline]
+#[inline(always)]
 pub(super) fn join(a: (u16, u64), b: (u16, u64), idle: u16) -> Option<(u16, u64)> {
     match (a.0, b.0) {
         (x, y) if x == y => Some((x, a.1.max(b.1))),

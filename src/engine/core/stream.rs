@@ -6,7 +6,7 @@
 //! stream's it can have behind a wait (see `borrow`).
 
 use super::bins::Bins;
-use super::block::{BlockId, Blocks, NONE};
+use super::block::{Block, BlockId, Blocks, NONE};
 use super::group::GroupId;
 use std::collections::HashMap;
 
@@ -56,41 +56,41 @@ impl Slot {
     }
 
     /// Takes a hole in as the newest.
-    #[inline]
-    pub fn insert(&mut self, blocks: &mut Blocks, id: BlockId) {
+    #[inline(always)]
+    pub fn insert(&mut self, nodes: &mut [Block], id: BlockId) {
         if self.ordered {
-            self.link(blocks, id);
+            self.link(nodes, id);
         }
-        self.bins.insert(blocks, id);
+        self.bins.insert(nodes, id);
     }
 
-    #[inline]
-    pub fn remove(&mut self, blocks: &mut Blocks, id: BlockId) {
+    #[inline(always)]
+    pub fn remove(&mut self, nodes: &mut [Block], id: BlockId) {
         if self.ordered {
-            self.unlink(blocks, id);
+            self.unlink(nodes, id);
         }
-        self.bins.remove(blocks, id);
+        self.bins.remove(nodes, id);
     }
 
-    fn link(&mut self, blocks: &mut Blocks, id: BlockId) {
-        blocks[id].older = self.newest;
-        blocks[id].newer = NONE;
+    fn link(&mut self, nodes: &mut [Block], id: BlockId) {
+        let node = &mut nodes[id as usize];
+        (node.older, node.newer) = (self.newest, NONE);
         match self.newest {
             NONE => self.oldest = id,
-            newest => blocks[newest].newer = id,
+            newest => nodes[newest as usize].newer = id,
         }
         self.newest = id;
     }
 
-    fn unlink(&mut self, blocks: &mut Blocks, id: BlockId) {
-        let (older, newer) = (blocks[id].older, blocks[id].newer);
+    fn unlink(&mut self, nodes: &mut [Block], id: BlockId) {
+        let Block { older, newer, .. } = nodes[id as usize];
         match older {
             NONE => self.oldest = newer,
-            _ => blocks[older].newer = newer,
+            _ => nodes[older as usize].newer = newer,
         }
         match newer {
             NONE => self.newest = older,
-            _ => blocks[newer].older = older,
+            _ => nodes[newer as usize].older = older,
         }
     }
 

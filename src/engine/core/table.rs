@@ -1,23 +1,13 @@
-//! From an address to the block that starts there: an open-addressed hash with linear probing and
-//! backward-shift deletion, so that it never fills up with tombstones. Look-up, insertion and
-//! removal touch one or two cache lines.
+//! From an address to the block that starts there: a hash whose places hold the first of a chain of
+//! blocks each, linked through their nodes. There are at least twice as many places as blocks, so
+//! most chains are one long, and what is looked up has its node read anyway: look-up, insertion and
+//! removal touch one cache line besides it.
 
-use super::block::{BlockId, NONE};
+use super::block::{Block, BlockId, NONE};
 
-#[derive(Clone, Copy)]
-struct Entry {
-    address: u64,
-    block: BlockId,
-}
-
-const EMPTY: Entry = Entry {
-    address: 0,
-    block: NONE,
-};
-
-/// Maps the addresses of blocks handed out to their blocks. Address 0 is never one.
+/// Maps the addresses of blocks handed out to their blocks.
 pub struct Table {
-    entries: Vec<Entry>,
+    places: Vec<BlockId>,
     shift: u32,
     count: usize,
 }
@@ -25,7 +15,7 @@ pub struct Table {
 impl Table {
     pub fn new() -> Self {
         Table {
-            entries: vec![EMPTY; 1 << 8],
+            places: vec![NONE; 1 << 8],
             shift: 64 - 8,
             count: 0,
         }
@@ -35,114 +25,102 @@ impl Table {
         self.count
     }
 
-    /// Fibonacci hashing of the address in blocks: neighbours spread, the top bits are the slot.
-    #[inline]
+    /// Fibonacci hashing of the address in blocks: neighbours spread, the top bits are the place.
+    #[inline(always)]
     fn home(&self, address: u64) -> usize {
         ((address / super::BLOCK).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> self.shift) as usize
     }
 
-    #[inline]
-    pub fn get(&self, address: u64) -> BlockId {
-        let mask = self.entries.len() - 1;
-        let mut at = self.home(address);
-        loop {
-            let entry = self.entries[at & mask];
-            if entry.address == address || entry.address == 0 {
-                return entry.block;
-            }
-            at += 1;
+    /// The block in use that starts at `address`, or `NONE`.
+    #[inline(always)]
+    pub fn get(&self, nodes: &[Block], address: u64) -> BlockId {
+        let mut id = self.places[self.home(address)];
+        while id != NONE && nodes[id as usize].address != address {
+            id = nodes[id as usize].chain;
         }
+        id
     }
 
-    #[inline]
-    pub fn insert(&mut self, address: u64, block: BlockId) {
-        if (self.count + 1) * 2 > self.entries.len() {
-            self.grow();
+    #[inline(always)]
+    pub fn insert(&mut self, nodes: &mut [Block], id: BlockId) {
+        if (self.count + 1) * 2 > self.places.len() {
+            self.grow(nodes);
         }
-        let mask = self.entries.len() - 1;
-        let mut at = self.home(address);
-        while self.entries[at & mask].address != 0 {
-            at += 1;
-        }
-        self.entries[at & mask] = Entry { address, block };
         self.count += 1;
+        self.link(nodes, id);
     }
 
-    /// Removes the entry and returns its block, or `NONE`.
-    #[inline]
-    pub fn remove(&mut self, address: u64) -> BlockId {
-        let mask = self.entries.len() - 1;
-        let mut hole = self.home(address);
-        loop {
-            let entry = self.entries[hole & mask];
-            if entry.address == 0 {
-                return NONE;
-            }
-            if entry.address == address {
-                break;
-            }
-            hole += 1;
-        }
-        let hole_start = hole & mask;
-        let block = self.entries[hole_start].block;
-        let mut hole = hole_start;
-        let mut at = (hole + 1) & mask;
-        while self.entries[at].address != 0 {
-            let home = self.home(self.entries[at].address);
-            // The entry may move back only if its home is not inside (hole, at], cyclically.
-            if (at.wrapping_sub(home) & mask) >= (at.wrapping_sub(hole) & mask) {
-                self.entries[hole] = self.entries[at];
-                hole = at;
-            }
-            at = (at + 1) & mask;
-        }
-        self.entries[hole] = EMPTY;
+    #[inline(always)]
+    fn link(&mut self, nodes: &mut [Block], id: BlockId) {
+        let node = &mut nodes[id as usize];
+        let home = self.home(node.address);
+        node.chain = std::mem::replace(&mut self.places[home], id);
+    }
+
+    /// Removes a block that is in the table.
+    #[inline(always)]
+    pub fn remove(&mut self, nodes: &mut [Block], id: BlockId) {
+        let home = self.home(nodes[id as usize].address);
+        let after = nodes[id as usize].chain;
         self.count -= 1;
-        block
+        let mut at = self.places[home];
+        if at == id {
+            self.places[home] = after;
+            return;
+        }
+        while nodes[at as usize].chain != id {
+            at = nodes[at as usize].chain;
+        }
+        nodes[at as usize].chain = after;
     }
 
     #[cold]
     #[inline(never)]
-    fn grow(&mut self) {
-        let bigger = vec![EMPTY; self.entries.len() * 2];
-        let old = std::mem::replace(&mut self.entries, bigger);
+    fn grow(&mut self, nodes: &mut [Block]) {
+        let bigger = vec![NONE; self.places.len() * 2];
         self.shift -= 1;
-        let mask = self.entries.len() - 1;
-        for entry in old.into_iter().filter(|entry| entry.address != 0) {
-            let mut at = self.home(entry.address) & mask;
-            while self.entries[at].address != 0 {
-                at = (at + 1) & mask;
+        for first in std::mem::replace(&mut self.places, bigger) {
+            let mut id = first;
+            while id != NONE {
+                let next = nodes[id as usize].chain;
+                self.link(nodes, id);
+                id = next;
             }
-            self.entries[at] = entry;
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::block::{Blocks, State};
     use super::*;
     use std::collections::HashMap;
 
     #[test]
     fn agrees_with_a_map_over_a_random_run() {
         let (mut table, mut map) = (Table::new(), HashMap::new());
+        let mut blocks = Blocks::new();
         let mut x = 88172645463325252u64;
-        for step in 0..200_000u32 {
+        for _ in 0..200_000 {
             x ^= x << 13;
             x ^= x >> 7;
             x ^= x << 17;
             let address = 0x7f00_0000_0000 + (x % 5000) * 512;
             if let std::collections::hash_map::Entry::Vacant(e) = map.entry(address) {
-                e.insert(step);
-                table.insert(address, step);
+                let id = blocks.add(address, 512, 0, State::Live);
+                e.insert(id);
+                table.insert(&mut blocks, id);
             } else if x & 1 << 40 == 0 {
-                assert_eq!(table.remove(address), map.remove(&address).unwrap());
+                let id = map.remove(&address).unwrap();
+                assert_eq!(table.get(&blocks, address), id);
+                table.remove(&mut blocks, id);
+                blocks.remove(id);
             } else {
-                assert_eq!(table.get(address), map[&address]);
+                assert_eq!(table.get(&blocks, address), map[&address]);
             }
             assert_eq!(table.len(), map.len());
         }
-        assert_eq!(table.get(512), NONE);
-        assert_eq!(table.remove(512), NONE);
+        assert_eq!(table.get(&blocks, 512), NONE);
+        assert_eq!(table.get(&blocks, 0), NONE);
     }
 }

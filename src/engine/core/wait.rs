@@ -17,7 +17,7 @@ pub(super) struct Pending {
 impl<G: Gpu> Pool<G> {
     /// Notes that another stream uses the block, so that freeing it waits for that stream's work too.
     pub fn record_use(&mut self, address: u64, stream: StreamKey) -> Result<(), Unknown> {
-        let id = self.table.get(address);
+        let id = self.table.get(&self.blocks, address);
         if id == NONE {
             return Err(Unknown);
         }

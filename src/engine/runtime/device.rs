@@ -268,7 +268,7 @@ impl Device {
             shelf.clear(&mut state.pool);
         }
         // To the pool a block on any shelf is in use; no peak may count it.
-        if state.pool.tally().would_peak(rounded, requested) {
+        if self.shelves.any_besides(place) && state.pool.tally().would_peak(rounded, requested) {
             self.shelves.clear_others(place, &mut state.pool);
         }
         let address = match state.pool.allocate_free(rounded, requested, key, group) {
@@ -351,8 +351,8 @@ impl Device {
         address: u64,
     ) -> Result<(), UnknownPointer> {
         let state = &mut *state;
-        let key = state.pool.stream_of(address).ok_or(UnknownPointer)?;
-        let place = Place::of(key.handle);
+        let mut live = state.pool.look_up(address).ok_or(UnknownPointer)?;
+        let place = Place::of(live.stream.handle);
         let shelf = match held {
             Some((at, shelf)) if at == place => Some(shelf),
             other => {
@@ -360,15 +360,17 @@ impl Device {
                 self.shelves.open(place)
             }
         };
-        let requested = state.pool.requested(address);
         match shelf {
             Some(mut shelf) => {
                 if !shelf.forget(address) {
                     return Err(UnknownPointer);
                 }
-                shelf.clear(&mut state.pool);
+                if !shelf.is_empty() {
+                    shelf.clear(&mut state.pool);
+                    live = state.pool.look_up(address).ok_or(UnknownPointer)?;
+                }
             }
-            None => state.habits.at(place).freed(requested),
+            None => state.habits.at(place).freed(live.requested),
         }
         if !state.foreign.is_empty() {
             // This device's events say nothing of another's streams.
@@ -376,11 +378,8 @@ impl Device {
                 synchronize(&self.functions, context);
             }
         }
-        state
-            .pool
-            .free(address)
-            .map(drop)
-            .map_err(|_| UnknownPointer)
+        state.pool.free_live(live);
+        Ok(())
     }
 
     /// A block in use is not to come to its stream's shelf any more. False where it lies there

@@ -14,7 +14,7 @@
 use super::lock::{Guard, Lock};
 use crate::core::{Class, Gpu, Pool, StreamKey};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Streams beyond this many may have to do without a shelf.
 const SHELVES: usize = 64;
@@ -25,9 +25,9 @@ const LENGTH: usize = 8;
 /// Blocks in use that a shelf remembers, so that they find their way back without the pool.
 const TRACKED: usize = 512;
 
-/// What a hit adds to a shelf's worth; a miss takes one away. A hit saves about three times what a
-/// miss costs.
-const HIT: u32 = 3;
+/// What a hit adds to a shelf's worth; a miss takes one away. A hit saves some ten times what a miss
+/// costs.
+const HIT: u32 = 12;
 
 /// A closed shelf opens when it is worth this; an open one closes at 0.
 const OPENS: u32 = 32;
@@ -74,12 +74,6 @@ struct Recycled {
 
 /// One stream's shelf. It and its lock share cache lines with no other.
 #[repr(align(128))]
-struct Standing {
-    open: AtomicBool,
-    shelf: Lock<Shelf>,
-}
-
-/// A shelf, under its lock.
 pub struct Shelf {
     key: StreamKey,
     length: usize,
@@ -99,58 +93,53 @@ pub struct Shelf {
 
 /// The shelves of one device.
 pub struct Shelves {
-    places: [OnceLock<Box<Standing>>; SHELVES],
-    /// A bit for each place that has ever had a shelf.
-    made: AtomicU64,
+    places: [OnceLock<Box<Lock<Shelf>>>; SHELVES],
+    /// A bit for each place whose shelf is open.
+    open: AtomicU64,
 }
 
 impl Shelves {
     pub fn new() -> Self {
         Shelves {
             places: [const { OnceLock::new() }; SHELVES],
-            made: AtomicU64::new(0),
+            open: AtomicU64::new(0),
         }
     }
 
     /// The shelf at a place, if it is open.
     #[inline]
     pub fn open(&self, place: Place) -> Option<Guard<'_, Shelf>> {
-        let standing = self.places[place.0].get()?;
-        if !standing.open.load(Relaxed) {
+        if !self.is_open(place) {
             return None;
         }
-        let shelf = standing.shelf.lock();
+        let shelf = self.places[place.0].get()?.lock();
         // Another thread may have closed it since.
-        standing.open.load(Relaxed).then_some(shelf)
+        self.is_open(place).then_some(shelf)
     }
 
     /// Opens a shelf, which is new or empty, for a stream. The caller has the device's lock.
     #[cold]
     #[inline(never)]
     pub fn begin(&self, place: Place, key: StreamKey) -> Guard<'_, Shelf> {
-        let standing = self.places[place.0].get_or_init(|| {
-            Box::new(Standing {
-                open: AtomicBool::new(false),
-                shelf: Lock::new(Shelf {
-                    key,
-                    length: 0,
-                    worth: 0,
-                    last: 0,
-                    base: 0,
-                    requested: [0; LENGTH],
-                    items: Default::default(),
-                    recycled: Default::default(),
-                    tracked: Box::new([Item::default(); TRACKED]),
-                }),
-            })
+        let shelf = self.places[place.0].get_or_init(|| {
+            Box::new(Lock::new(Shelf {
+                key,
+                length: 0,
+                worth: 0,
+                last: 0,
+                base: 0,
+                requested: [0; LENGTH],
+                items: Default::default(),
+                recycled: Default::default(),
+                tracked: Box::new([Item::default(); TRACKED]),
+            }))
         });
-        self.made.fetch_or(1 << place.0, Relaxed);
-        let mut shelf = standing.shelf.lock();
+        let mut shelf = shelf.lock();
         // Blocks came and went while it was closed.
         shelf.tracked.fill(Item::default());
         shelf.key = key;
         shelf.worth = OPENS;
-        standing.open.store(true, Relaxed);
+        self.open.fetch_or(1 << place.0, Relaxed);
         shelf
     }
 
@@ -158,20 +147,29 @@ impl Shelves {
     #[cold]
     #[inline(never)]
     pub fn end(&self, place: Place, shelf: Guard<'_, Shelf>) {
-        if let Some(standing) = self.places[place.0].get() {
-            standing.open.store(false, Relaxed);
-        }
+        self.open.fetch_and(!(1 << place.0), Relaxed);
         drop(shelf);
+    }
+
+    #[inline]
+    fn is_open(&self, place: Place) -> bool {
+        self.open.load(Relaxed) & (1 << place.0) != 0
+    }
+
+    /// Whether the shelf at another place is open.
+    #[inline]
+    pub fn any_besides(&self, place: Place) -> bool {
+        self.open.load(Relaxed) & !(1 << place.0) != 0
     }
 
     /// Gives what lies on all shelves but one, whose lock the caller may have, back to the pool.
     pub fn clear_others<G: Gpu>(&self, place: Place, pool: &mut Pool<G>) {
-        self.clear_these(self.made.load(Relaxed) & !(1 << place.0), pool);
+        self.clear_these(self.open.load(Relaxed) & !(1 << place.0), pool);
     }
 
     /// The same for all.
     pub fn clear_all<G: Gpu>(&self, pool: &mut Pool<G>) {
-        self.clear_these(self.made.load(Relaxed), pool);
+        self.clear_these(self.open.load(Relaxed), pool);
     }
 
     fn clear_these<G: Gpu>(&self, mut places: u64, pool: &mut Pool<G>) {
@@ -264,6 +262,12 @@ impl Shelf {
             .all(|item| item.address != address)
     }
 
+    /// Whether nothing lies here.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
     /// Whether it has missed too often.
     #[inline]
     pub fn is_idle(&self) -> bool {
@@ -273,8 +277,8 @@ impl Shelf {
     /// Gives what lies here back to the pool.
     pub fn clear<G: Gpu>(&mut self, pool: &mut Pool<G>) {
         for class in [Class::Small, Class::Large] {
-            let recycled = std::mem::take(&mut self.recycled[class as usize]);
-            if recycled.count > 0 {
+            if self.recycled[class as usize].count > 0 {
+                let recycled = std::mem::take(&mut self.recycled[class as usize]);
                 pool.tally_mut().recycled(
                     class,
                     recycled.count,
