@@ -24,6 +24,9 @@ functions! {
     cuCtxGetLimit cuCtxSetLimit cuCtxEnablePeerAccess cuCtxDisablePeerAccess
     cuCtxGetCurrent cuCtxSetCurrent cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuCtxSynchronize
     cuMemGetInfo_v2 cuMemAlloc_v2 cuMemAllocPitch_v2 cuMemFree_v2
+    cuMemAllocAsync cuMemAllocFromPoolAsync cuMemFreeAsync cuDeviceGetDefaultMemPool
+    cuDeviceGetMemPool cuDeviceSetMemPool cuMemPoolCreate cuMemPoolDestroy cuMemPoolTrimTo
+    cuMemPoolGetAttribute cuMemPoolSetAttribute
     cuMemHostAlloc cuMemAllocHost_v2 cuMemFreeHost cuMemHostRegister_v2 cuMemHostUnregister
     cuMemHostGetDevicePointer_v2 cuMemHostGetFlags cuMemAllocManaged
     cuPointerGetAttribute cuPointerGetAttributes cuMemGetAddressRange_v2
@@ -32,6 +35,7 @@ functions! {
     cuEventCreate cuEventRecord cuEventRecordWithFlags cuEventElapsedTime_v2 cuCtxRecordEvent cuEventQuery cuEventSynchronize cuEventDestroy_v2
     cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamGetId cuStreamGetPriority
     cuStreamGetFlags cuStreamGetDevice cuStreamIsCapturing cuStreamGetCtx
+    cuStreamBeginCapture_v2 cuStreamEndCapture
     cuThreadExchangeStreamCaptureMode cuStreamSynchronize cuStreamQuery cuStreamWaitEvent
     cuStreamAddCallback
     cuMemsetD8Async cuMemsetD8_v2 cuMemsetD16Async cuMemsetD16_v2 cuMemsetD32Async cuMemsetD32_v2

@@ -237,6 +237,10 @@ impl<'a> Session<'a> {
                 MutexGuard::unlocked(&mut self.state, || call_host(function, argument));
                 self.state.streams.get_mut(slot).running = false;
                 self.inner.progress.notify_all();
+            } else if let Work::Free { address, .. } = item.work {
+                state.pools.blocks.remove(&address);
+                // Gone already where its context was ended meanwhile.
+                let _ = state.memory.free(address);
             } else if let Err(Fault(at)) = item.work.execute(&mut state.memory, device) {
                 state.devices[device].fault = Some(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
                 let (label, work) = (state.streams.label(slot), item.work.describe());

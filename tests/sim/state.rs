@@ -6,6 +6,7 @@ use crate::context;
 use crate::event::Event;
 use crate::failure::Failures;
 use crate::memory::Memory;
+use crate::ordered::Pools;
 use crate::pace::Pacer;
 use crate::slab::Slab;
 use crate::stream::{Kind, LEGACY, PER_THREAD, Streams};
@@ -45,6 +46,7 @@ pub(crate) struct State {
     pub streams: Streams,
     pub events: Slab<Event>,
     pub pacer: Pacer,
+    pub pools: Pools,
     pub failures: Failures,
     /// What the host knows to be complete; everything enqueued comes after it.
     pub host: Clock,
@@ -71,6 +73,7 @@ impl State {
             streams: Streams::new(config.devices),
             events: Slab::default(),
             pacer: Pacer::default(),
+            pools: Pools::default(),
             failures: Failures::default(),
             host: Clock::default(),
             host_version: 1,

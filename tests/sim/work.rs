@@ -49,6 +49,11 @@ pub(crate) enum Work {
         function: unsafe extern "C" fn(*mut c_void),
         argument: usize,
     },
+    /// A free in stream order, as a write to all of it.
+    Free {
+        address: u64,
+        bytes: u64,
+    },
     /// An event record, a wait, or a mere place in the order.
     Mark,
 }
@@ -70,6 +75,7 @@ impl Work {
             Work::Read { from, bytes, .. } => (Some((from, bytes)), None),
             Work::Write { to, ref bytes } => (None, Some((to, bytes.len() as u64))),
             Work::Fetch { to, bytes, .. } => (None, Some((to, bytes))),
+            Work::Free { address, bytes } => (None, Some((address, bytes))),
             Work::Host { .. } | Work::Call { .. } | Work::Mark => (None, None),
         }
     }
@@ -89,6 +95,7 @@ impl Work {
             Work::Write { to, ref bytes } => format!("copy of {} bytes to {to:#x}", bytes.len()),
             Work::Fetch { to, bytes, .. } => format!("copy of {bytes} bytes to {to:#x}"),
             Work::Host { bytes, .. } => format!("copy of {bytes} bytes within host memory"),
+            Work::Free { address, .. } => format!("free of {address:#x}"),
             Work::Call { .. } => "host function".to_string(),
             Work::Mark => "event".to_string(),
         }
@@ -127,7 +134,7 @@ impl Work {
                 let from = Span::host(bytes.as_ptr() as usize, bytes.len() as u64);
                 copy(&to, &[from]);
             }
-            Work::Call { .. } | Work::Mark => {}
+            Work::Free { .. } | Work::Call { .. } | Work::Mark => {}
         }
         Ok(())
     }

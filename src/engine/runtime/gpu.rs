@@ -15,6 +15,15 @@ const OUT_OF_MEMORY: u32 = CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
 const LEGACY: u64 = 1;
 const PER_THREAD: u64 = 2;
 
+/// The owner of memory that is ordered by no stream, as `cudaMalloc`'s is: whoever gets it may use it
+/// on any. Whatever it holds is idle, since it gets a block back only once nothing uses it. To the
+/// driver its handle is the default stream; its number sets it apart, as the driver counts streams
+/// from 1.
+pub const UNORDERED: StreamKey = StreamKey {
+    handle: 0,
+    id: u64::MAX,
+};
+
 /// What one device is.
 #[derive(Clone, Debug)]
 pub struct Properties {
@@ -496,6 +505,10 @@ impl Gpu for DriverGpu {
     }
 
     fn order(&mut self, event: Event, stream: StreamKey) -> bool {
+        if stream == UNORDERED {
+            // No one stream's wait holds up all that may use the memory.
+            return false;
+        }
         if !self.may_wait() {
             return false;
         }

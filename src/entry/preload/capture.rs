@@ -1,6 +1,7 @@
 //! Streams in capture. While there is one, memory comes from the driver: an allocation may become a
 //! node of the graph, or end the capture with the error that the driver gives.
 
+use super::breaks::is_broken;
 use super::{Answer, real};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +14,7 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Whether any stream of the process is being captured. One relaxed load.
 #[inline]
 pub fn is_on() -> bool {
-    COUNT.load(Relaxed) > 0
+    COUNT.load(Relaxed) > 0 && !is_broken("capture")
 }
 
 fn change(change: impl FnOnce(&mut Vec<u64>)) {

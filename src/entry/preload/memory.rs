@@ -24,7 +24,11 @@ pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
     if is_shareable() || !is_healthy() {
         return None;
     }
-    hand_out(address, device.allocate_unordered(bytes))
+    let block = match is_broken("apart") {
+        true => device.allocate(bytes, 0),
+        false => device.allocate_unordered(bytes),
+    };
+    hand_out(address, block)
 }
 
 /// Whether work of the current context has failed, which the driver's own allocation would report.

@@ -71,6 +71,7 @@ fn end(session: &mut Session<'_>, device: usize) -> Answer {
         state.events.remove(event);
     }
     for address in state.memory.allocations(device) {
+        state.pools.blocks.remove(&address);
         state.memory.free(address)?;
     }
     for address in state.memory.locked_new(device) {

@@ -17,6 +17,7 @@ mod host;
 mod mapping;
 mod memory;
 mod pointer;
+mod pool;
 mod stream;
 mod work;
 
@@ -29,5 +30,6 @@ pub use host::*;
 pub use mapping::*;
 pub use memory::*;
 pub use pointer::*;
+pub use pool::*;
 pub use stream::*;
 pub use work::*;

@@ -8,8 +8,8 @@ use crate::state::Answer;
 use crate::stream::{Kind, MOST_URGENT};
 use crate::work::Work;
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUevent, CUresult, CUstream, CUstreamCallback, CUstreamCaptureMode,
-    CUstreamCaptureStatus,
+    CUcontext, CUdevice, CUevent, CUgraph, CUresult, CUstream, CUstreamCallback,
+    CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
@@ -136,6 +136,44 @@ pub unsafe extern "C" fn cuStreamGetCtx(stream: CUstream, to: *mut CUcontext) ->
         let device = session.state.streams.get(slot).device;
         // SAFETY: the module's contract.
         unsafe { give(to, super::context::handle(device)) }
+    })
+}
+
+/// Begins a capture on a stream other than the legacy one. Work enqueued to it meanwhile is treated
+/// as any other here.
+pub unsafe extern "C" fn cuStreamBeginCapture_v2(
+    stream: CUstream,
+    _mode: CUstreamCaptureMode,
+) -> u32 {
+    call(Function::cuStreamBeginCapture_v2, |session| {
+        let slot = session.state.stream("cuStreamBeginCapture", stream)?;
+        let state = &mut *session.state;
+        let begun = state.streams.get_mut(slot);
+        if begun.kind == Kind::Legacy {
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
+        if std::mem::replace(&mut begun.capturing, true) {
+            return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
+        }
+        state.capturing += 1;
+        Ok(())
+    })
+}
+
+/// Ends a capture. The graph is a handle that nothing can be done with.
+pub unsafe extern "C" fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> u32 {
+    /// Looks like an address.
+    const GRAPH: u64 = 0x5e00_0000_0000;
+    call(Function::cuStreamEndCapture, |session| {
+        let slot = session.state.stream("cuStreamEndCapture", stream)?;
+        wanted(graph)?;
+        let state = &mut *session.state;
+        if !std::mem::take(&mut state.streams.get_mut(slot).capturing) {
+            return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
+        }
+        state.capturing -= 1;
+        // SAFETY: the module's contract.
+        unsafe { give(graph, GRAPH as CUgraph) }
     })
 }
 

@@ -42,6 +42,16 @@ macro_rules! functions {
             cuMemAlloc_v2: fn(address: *mut CUdeviceptr, bytes: usize);
             cuMemAllocPitch_v2: fn(address: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize, element: c_uint);
             cuMemFree_v2: fn(address: CUdeviceptr);
+            cuMemAllocAsync: fn(address: *mut CUdeviceptr, bytes: usize, stream: CUstream);
+            cuMemAllocFromPoolAsync: fn(address: *mut CUdeviceptr, bytes: usize, from: CUmemoryPool, stream: CUstream);
+            cuMemFreeAsync: fn(address: CUdeviceptr, stream: CUstream);
+            cuDeviceGetDefaultMemPool: fn(to: *mut CUmemoryPool, of: CUdevice);
+            cuDeviceGetMemPool: fn(to: *mut CUmemoryPool, of: CUdevice);
+            cuDeviceSetMemPool: fn(of: CUdevice, to: CUmemoryPool);
+            cuMemPoolCreate: fn(to: *mut CUmemoryPool, properties: *const CUmemPoolProps);
+            cuMemPoolDestroy: fn(which: CUmemoryPool);
+            cuMemPoolTrimTo: fn(which: CUmemoryPool, keep: usize);
+            cuStreamEndCapture: fn(stream: CUstream, graph: *mut CUgraph);
             cuMemHostAlloc: fn(to: *mut *mut c_void, bytes: usize, flags: c_uint);
             cuMemAllocHost_v2: fn(to: *mut *mut c_void, bytes: usize);
             cuMemFreeHost: fn(address: *mut c_void);
@@ -122,6 +132,9 @@ macro_rules! functions_with_numbers {
             cuDeviceGetP2PAttribute: fn(value: *mut c_int, attribute: CUdevice_P2PAttribute = 1..=5, of: CUdevice, peer: CUdevice);
             cuCtxGetLimit: fn(to: *mut usize, limit: CUlimit = 0..=10);
             cuCtxSetLimit: fn(limit: CUlimit = 0..=10, value: usize);
+            cuMemPoolGetAttribute: fn(which: CUmemoryPool, attribute: CUmemPool_attribute = 1..=8, value: *mut c_void);
+            cuMemPoolSetAttribute: fn(which: CUmemoryPool, attribute: CUmemPool_attribute = 1..=8, value: *mut c_void);
+            cuStreamBeginCapture_v2: fn(stream: CUstream, mode: CUstreamCaptureMode = 0..=2);
             cuPointerGetAttribute: fn(data: *mut c_void, which: CUpointer_attribute = 1..=21, address: CUdeviceptr);
             cuMemGetAllocationGranularity: fn(granularity: *mut usize, properties: *const CUmemAllocationProp, option: CUmemAllocationGranularity_flags = 0..=1);
         }

@@ -63,6 +63,7 @@ const VERSIONS: &[(&str, c_int, &str)] = &[
     ("cuMemsetD2D8", 3020, "cuMemsetD2D8_v2"),
     ("cuMemsetD32", 3020, "cuMemsetD32_v2"),
     ("cuMemsetD8", 3020, "cuMemsetD8_v2"),
+    ("cuStreamBeginCapture", 10010, "cuStreamBeginCapture_v2"),
     ("cuStreamDestroy", 4000, "cuStreamDestroy_v2"),
 ];
 

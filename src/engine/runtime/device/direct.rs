@@ -3,15 +3,7 @@
 
 use super::{Device, OutOfMemory, UnknownPointer};
 use crate::core::{Found, StreamKey};
-use crate::runtime::gpu::{stream_key, synchronize};
-
-/// The owner of memory that is ordered by no stream, as `cudaMalloc`'s is. Whatever it holds is idle:
-/// it gets a block back only once nothing uses it. To the driver its handle is the default stream;
-/// its number sets it apart, as the driver counts streams from 1 and threads have handle 2.
-const UNORDERED: StreamKey = StreamKey {
-    handle: 0,
-    id: u64::MAX,
-};
+use crate::runtime::gpu::{UNORDERED, stream_key, synchronize};
 
 /// How much of a device a process uses, as its own calls show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
