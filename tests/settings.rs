@@ -3,6 +3,7 @@
 use concertina_engine::runtime::dump;
 use concertina_engine::runtime::settings::{Driver, Free, RoundUp, Settings, VARIABLES, markdown};
 use std::path::PathBuf;
+use std::time::Duration;
 
 const MIB: usize = 1 << 20;
 const GIB: usize = 1 << 30;
@@ -59,6 +60,10 @@ fn every_setting_takes_effect() {
     );
     assert_eq!(good("driver:sim").driver, Driver::Sim);
     assert_eq!(good("chunk_size_mb:64").chunk_size, 64 * MIB);
+    assert_eq!(
+        good("idle_release_ms:1500").idle_release,
+        Duration::from_millis(1500)
+    );
     assert_eq!(
         good("roundup_power2_divisions:4")
             .round_up
@@ -148,6 +153,8 @@ fn a_mistake_is_named_with_what_is_allowed() {
         ("driver:gpu", "gpu", "cuda or sim"),
         ("chunk_size_mb:3", "3", "steps of 2"),
         ("chunk_size_mb:18446744073709551614", "184", "steps of 2"),
+        ("idle_release_ms:1.5", "1.5", "whole number of milliseconds"),
+        ("idle_release_ms:-1", "-1", "whole number of milliseconds"),
         ("roundup_power2_divisions:3", "3", "[256:1,512:2,>:4]"),
         ("roundup_power2_divisions:0", "0", "[256:1,512:2,>:4]"),
         ("roundup_power2_divisions:[3:1]", "[3:1]", "power"),

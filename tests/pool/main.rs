@@ -8,6 +8,7 @@
 mod basics;
 mod counters;
 mod gpu;
+mod idle;
 mod limits;
 mod plain;
 mod private;

@@ -145,6 +145,7 @@ mod sim_only {
             destroy: false,
             pools: random.once_in(4),
             empty: !random.once_in(3),
+            tend: random.once_in(2),
             limits: random.once_in(2).then_some((100 * MIB, GIB)),
             check: random.once_in(8),
         };

@@ -7,6 +7,7 @@ use crate::gpu::{Gpu, KIB, MIB, rounded};
 use crate::random::Random;
 use concertina_engine::runtime::{Device, PoolId, Route};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// What a run does.
 #[derive(Clone, Copy)]
@@ -22,6 +23,8 @@ pub struct Plan {
     pub destroy: bool,
     /// `empty_cache` now and then.
     pub empty: bool,
+    /// Idle memory is looked after now and then.
+    pub tend: bool,
     /// Private pools begin, end and are released.
     pub pools: bool,
     /// Limits from here to there are set now and then.
@@ -41,6 +44,7 @@ impl Default for Plan {
             destroy: false,
             pools: false,
             empty: true,
+            tend: false,
             limits: None,
             check: false,
         }
@@ -94,6 +98,7 @@ pub struct Runner<'a> {
     pool_users: Vec<PoolId>,
     /// Requests that were refused.
     pub refused: u64,
+    now: Duration,
 }
 
 impl<'a> Runner<'a> {
@@ -116,6 +121,7 @@ impl<'a> Runner<'a> {
             routes: Vec::new(),
             pool_users: Vec::new(),
             refused: 0,
+            now: Duration::ZERO,
         }
     }
 
@@ -139,6 +145,7 @@ impl<'a> Runner<'a> {
             82..90 if self.plan.share => self.use_elsewhere(),
             90..93 => self.verify_one(),
             93 if self.plan.empty && self.random.once_in(3) => self.device.empty_cache(),
+            93 if self.plan.tend => self.tend_idle(),
             94 => self.set_limit(),
             95 if self.plan.destroy => self.replace_stream(),
             96 | 97 if self.plan.pools => self.use_pools(),
@@ -416,6 +423,13 @@ impl<'a> Runner<'a> {
         if let Some(pool) = self.pool_users.pop() {
             self.device.release_pool(pool);
         }
+    }
+
+    /// Some time has passed, for some of which memory may lie idle.
+    fn tend_idle(&mut self) {
+        self.now += Duration::from_millis(self.random.below(10));
+        let patience = Duration::from_millis(self.random.between(1, 10));
+        while self.device.tend_idle(self.now, patience) {}
     }
 
     fn let_time_pass(&mut self) {

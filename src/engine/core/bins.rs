@@ -31,6 +31,12 @@ fn bin_of(size: u64) -> usize {
     (STEPS as usize) * power as usize + (units >> power) as usize
 }
 
+impl Default for Bins {
+    fn default() -> Self {
+        Bins::new()
+    }
+}
+
 impl Bins {
     pub fn new() -> Self {
         Bins {

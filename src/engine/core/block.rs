@@ -20,6 +20,8 @@ pub enum State {
     Live,
     /// Given back by the program while other streams may still use it.
     Pending,
+    /// Free and put to rest: nobody takes it before it is woken; see `rest`.
+    Resting,
 }
 
 /// One piece of mapped memory.
@@ -28,7 +30,7 @@ pub enum State {
 pub struct Block {
     pub address: u64,
     pub size: u64,
-    /// Live: the bytes asked for. Free: when it was freed, on the pool's clock.
+    /// Live: the bytes asked for. Free or resting: when it was freed, on the pool's clock.
     pub detail: u64,
     /// The neighbours in address order, where their memory touches this block's.
     pub prev: BlockId,
@@ -131,6 +133,22 @@ impl Blocks {
         node.state = State::Vacant;
         node.next = self.vacant;
         self.vacant = id;
+    }
+
+    /// Makes two nodes of a block: a new one for its first `size` bytes, and itself for the rest.
+    pub fn split_front(&mut self, id: BlockId, size: u64, slot: u16, state: State) -> BlockId {
+        let (address, prev) = (self[id].address, self[id].prev);
+        let front = self.add(address, size, slot, state);
+        self[front].prev = prev;
+        self[front].next = id;
+        if prev != NONE {
+            self[prev].next = front;
+        }
+        let rest = &mut self[id];
+        rest.address += size;
+        rest.size -= size;
+        rest.prev = front;
+        front
     }
 
     /// Makes one node of a block and the next one, whose memory touches it. `tail` is the block at

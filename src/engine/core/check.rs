@@ -2,7 +2,7 @@
 
 use super::block::{BlockId, NONE, State};
 use super::gpu::Gpu;
-use super::group::{Group, GroupId};
+use super::group::{Group, GroupId, SHARED};
 use super::pool::Pool;
 use std::collections::{BTreeMap, HashSet};
 
@@ -215,6 +215,22 @@ impl<G: Gpu> Pool<G> {
                 count == expected,
                 "slot {slot} remembers {count} holes of {expected}"
             );
+            let resting = it.resting.iter();
+            for id in resting.flat_map(|bins| bins.ascending(&self.blocks, super::BLOCK)) {
+                let (block, chunks) = (&self.blocks[id], &self.groups[SHARED as usize].chunks);
+                hold!(
+                    block.state == State::Resting && block.slot == slot && it.group == SHARED,
+                    "slot {slot} has block {id} at rest"
+                );
+                hold!(listed.insert(id), "block {id} is listed twice");
+                hold!(self.rest.knows(id), "block {id} rests for ever");
+                let inside = chunks.inside(block.address, block.end());
+                let whole: u64 = inside.map(|chunk| chunks.get(chunk).size).sum();
+                hold!(
+                    whole == block.size,
+                    "block {id} at rest is not whole chunks"
+                );
+            }
             let live = self.blocks.iter().filter(|(_, block)| {
                 block.slot == slot && matches!(block.state, State::Live | State::Pending)
             });
@@ -228,12 +244,21 @@ impl<G: Gpu> Pool<G> {
         let free = self
             .blocks
             .iter()
-            .filter(|(_, block)| block.state == State::Free)
+            .filter(|(_, block)| matches!(block.state, State::Free | State::Resting))
             .count();
         hold!(
             free == listed.len(),
             "{free} holes, {} of them listed",
             listed.len()
+        );
+        let resting = self
+            .blocks
+            .iter()
+            .filter(|(_, block)| block.state == State::Resting);
+        hold!(
+            resting.count() == self.rest.len(),
+            "{} blocks are known to be at rest",
+            self.rest.len()
         );
         let mut live = 0;
         for (id, block) in self
@@ -284,7 +309,7 @@ impl<G: Gpu> Pool<G> {
                 "inactive",
                 &all.inactive_split,
                 &all.inactive_split_bytes,
-                &[State::Free],
+                &[State::Free, State::Resting],
             ),
         ] {
             let now = (count.current, bytes.current);

@@ -10,6 +10,10 @@ use std::collections::VecDeque;
 /// for which nothing should wait.
 const MARKS: usize = 1024;
 
+/// More bytes than are freed between two marks. What was asked is told by it, so that it costs nothing
+/// where nobody asks.
+const ASKED: u64 = 1 << 62;
+
 /// Counts what is freed on a device, and knows how much of it is done.
 pub struct Clock {
     /// What was freed so far.
@@ -20,6 +24,8 @@ pub struct Clock {
     pub released: u64,
     /// Bytes freed since the last mark.
     pub unmarked: u64,
+    /// Somebody asked the next allocation to mark and poll.
+    due: bool,
     /// Events on their way, in order, and what each of them covers.
     marks: VecDeque<(Event, u64)>,
 }
@@ -31,6 +37,7 @@ impl Clock {
             passed: 0,
             released: 0,
             unmarked: 0,
+            due: false,
             marks: VecDeque::new(),
         }
     }
@@ -43,6 +50,23 @@ impl Clock {
         self.now
     }
 
+    /// Has the next allocation that finds what it wants mark and poll, as it does where there are
+    /// several streams: it knows whether its stream is in a capture.
+    pub fn ask(&mut self) {
+        if !self.due {
+            self.due = true;
+            self.unmarked += ASKED;
+        }
+    }
+
+    /// That allocation is here. True if it was asked.
+    pub fn asked(&mut self) -> bool {
+        if self.due {
+            self.unmarked -= ASKED;
+        }
+        std::mem::take(&mut self.due)
+    }
+
     /// Records an event that covers all that has been freed so far.
     pub fn mark(&mut self, gpu: &mut impl Gpu) {
         let marked = self.marks.back().map_or(self.passed, |mark| mark.1);
@@ -51,8 +75,13 @@ impl Clock {
             && let Some(event) = gpu.record()
         {
             self.marks.push_back((event, self.now));
-            self.unmarked = 0;
+            self.is_marked();
         }
+    }
+
+    fn is_marked(&mut self) {
+        self.unmarked = 0;
+        self.due = false;
     }
 
     /// An event that covers all that was freed up to `until`, and what else it covers. The oldest there
@@ -92,7 +121,7 @@ impl Clock {
     /// All work on the device is known to be done.
     pub fn settle(&mut self, gpu: &mut impl Gpu) {
         self.passed = self.now;
-        self.unmarked = 0;
+        self.is_marked();
         self.marks
             .drain(..)
             .for_each(|(event, _)| gpu.forget(event));

@@ -412,6 +412,22 @@ impl<G: Gpu> Pool<G> {
     /// Takes old mappings down, the oldest first, until at most `bound` are left or the next one
     /// may still be in use.
     fn unmap_stale(&mut self, bound: usize, id: GroupId) {
+        while self.unmap_passed(bound, id) {
+            let passed = self.clock.passed;
+            self.clock.poll(&mut self.gpu);
+            if self.clock.passed != passed {
+                continue;
+            }
+            // Far beyond the bound it is time to wait.
+            let left = self.groups[id as usize].chunks.stale.len();
+            if left < bound * 4 || !self.clock.wait(&mut self.gpu) {
+                return;
+            }
+        }
+    }
+
+    /// The same as far as is known without asking. True where the next one may still be in use.
+    pub(super) fn unmap_passed(&mut self, bound: usize, id: GroupId) -> bool {
         let Self {
             clock,
             gpu,
@@ -421,39 +437,29 @@ impl<G: Gpu> Pool<G> {
         } = self;
         let group = &mut groups[id as usize];
         if id != SHARED && !group.closing {
-            return;
+            return false;
         }
-        let mut polled = false;
         while group.chunks.stale.len() > bound {
             let Some(old) = group.chunks.stale.front().copied() else {
-                return;
+                return false;
             };
             if clock.passed < old.until {
-                if !polled {
-                    polled = true;
-                    clock.poll(gpu);
-                    continue;
-                }
-                // Far beyond the bound it is time to wait.
-                if group.chunks.stale.len() < bound * 4 || !clock.wait(gpu) {
-                    return;
-                }
-                continue;
+                return true;
             }
-            polled = false;
             group.chunks.stale.pop_front();
             let size = group.chunks.get(old.chunk).size;
             if gpu.unmap(old.address, size).is_err() {
                 // Nothing is lost: the mapping stays counted and is tried again.
                 counters.driver_errors += 1;
                 group.chunks.stale.push_back(old);
-                return;
+                return false;
             }
             group.space.give(old.address, size);
             group.chunks.get_mut(old.chunk).stale -= 1;
             counters.stale -= 1;
             counters.stale_bytes -= size;
         }
+        false
     }
 
     /// Gives every chunk of everybody's memory, and of groups that are closing, back to the driver
@@ -462,6 +468,7 @@ impl<G: Gpu> Pool<G> {
     /// it is for one. Returns the bytes given back.
     pub fn trim_all(&mut self, wanted_on: Option<StreamKey>) -> u64 {
         self.gpu.attend(wanted_on);
+        self.wake_all();
         self.settle();
         self.trim_closing();
         let bytes = self.trim(SHARED);
@@ -492,18 +499,22 @@ impl<G: Gpu> Pool<G> {
                 bytes += chunk.size;
             }
         }
-        let group = &mut self.groups[id as usize];
-        if group.tail == NONE {
-            // The run is gone; addresses are used again from where its gap begins.
-            group.cursor = group.space.gap_start(group.cursor);
-        }
+        self.start_where_the_gap_does(id);
         self.chosen = chosen;
         bytes
     }
 
+    /// Where the last run is gone, its addresses are used again from where their gap begins.
+    pub(super) fn start_where_the_gap_does(&mut self, id: GroupId) {
+        let group = &mut self.groups[id as usize];
+        if group.tail == NONE {
+            group.cursor = group.space.gap_start(group.cursor);
+        }
+    }
+
     /// Gives a chunk back that lies wholly in an idle hole and has no other mapping. False where the driver
     /// does not take its mapping down.
-    fn give_back(&mut self, hole: BlockId, chunk_id: ChunkId, id: GroupId) -> bool {
+    pub(super) fn give_back(&mut self, hole: BlockId, chunk_id: ChunkId, id: GroupId) -> bool {
         let chunk = *self.groups[id as usize].chunks.get(chunk_id);
         if self.gpu.unmap(chunk.home, chunk.size).is_err() {
             self.counters.driver_errors += 1;

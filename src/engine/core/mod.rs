@@ -22,6 +22,7 @@ mod journal;
 mod look;
 mod plain;
 mod pool;
+mod rest;
 mod segments;
 mod space;
 mod stream;

@@ -10,6 +10,7 @@ use super::counters::{Counters, Tally};
 use super::gpu::{Gpu, Refusal};
 use super::group::{Group, GroupId, SHARED};
 use super::journal::Journal;
+use super::rest::Rest;
 use super::stream::{Slots, StreamKey};
 use super::table::Table;
 use super::wait::Pending;
@@ -80,6 +81,7 @@ pub struct Pool<G> {
     /// In the order of being freed.
     pub(super) pending: VecDeque<Pending>,
     pub(super) clock: Clock,
+    pub(super) rest: Rest,
     pub(super) counters: Tally,
     pub(super) journal: Journal,
     /// A closing group may have become free.
@@ -109,6 +111,7 @@ impl<G: Gpu> Pool<G> {
             groups: vec![Group::new(idle, granularity)],
             pending: VecDeque::new(),
             clock: Clock::new(),
+            rest: Rest::default(),
             counters: Tally::default(),
             journal: Journal::default(),
             ripe: false,
@@ -335,7 +338,9 @@ impl<G: Gpu> Pool<G> {
     pub fn largest_free(&self) -> u64 {
         self.slots
             .iter()
-            .map(|(_, slot)| slot.bins.largest(&self.blocks))
+            .flat_map(|(_, slot)| [Some(&slot.bins), slot.resting.as_deref()])
+            .flatten()
+            .map(|bins| bins.largest(&self.blocks))
             .filter(|id| *id != NONE)
             .map(|id| self.blocks[id].size)
             .max()
@@ -352,6 +357,14 @@ impl<G: Gpu> Pool<G> {
     }
 
     fn climb(&mut self, size: u64, slot: u16) -> Result<BlockId, Shortage> {
+        // What was put to rest because nobody wanted it for long.
+        if self.wake(size, slot) {
+            let hole = self.fit(size, slot);
+            if hole != NONE {
+                self.counters.hits += 1;
+                return Ok(hole);
+            }
+        }
         // 2. What other streams' passed events have made idle.
         if self.advance() {
             let hole = self.fit(size, slot);

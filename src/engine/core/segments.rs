@@ -43,7 +43,7 @@ impl<G: Gpu> Pool<G> {
                 let mut at = first;
                 while at != NONE {
                     let block = &self.blocks[at];
-                    let free = block.state == State::Free;
+                    let free = matches!(block.state, State::Free | State::Resting);
                     pieces.push(Piece {
                         address: block.address,
                         size: block.size,

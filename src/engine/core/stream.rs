@@ -29,6 +29,8 @@ pub struct Slot {
     pub bins: Bins,
     /// The stream's work from now on runs after all work before what was freed up to here.
     pub follows: u64,
+    /// Whole chunks put to rest, if ever there were any; see `rest`.
+    pub resting: Option<Box<Bins>>,
     /// Blocks handed out, or freed but still used elsewhere, that will come back to the slot.
     pub live: u64,
     /// The slot's holes in the order of being freed, kept from when it is first asked for.
@@ -47,12 +49,18 @@ impl Slot {
             idle,
             bins: Bins::new(),
             follows: 0,
+            resting: None,
             live: 0,
             ordered: false,
             oldest: NONE,
             newest: NONE,
             dead: false,
         }
+    }
+
+    /// Whether anything is at rest.
+    pub fn rests(&self) -> bool {
+        self.resting.as_ref().is_some_and(|bins| !bins.is_empty())
     }
 
     /// Takes a hole in as the newest.
@@ -182,7 +190,8 @@ impl Slots {
     /// streams that come and go cost no more than the most that held memory at once.
     fn place(&mut self, key: StreamKey, group: GroupId, idle: Option<u16>) -> Option<u16> {
         let vacant = (0..).zip(&self.list).position(|(at, slot)| {
-            (slot.dead || slot.idle != at) && slot.live == 0 && slot.bins.is_empty()
+            let empty = slot.live == 0 && slot.bins.is_empty() && !slot.rests();
+            (slot.dead || slot.idle != at) && empty
         });
         let at = vacant.unwrap_or(self.list.len());
         let slot = u16::try_from(at).ok().filter(|slot| *slot < u16::MAX)?;
@@ -216,12 +225,11 @@ impl Slots {
 
     /// The slots of streams, without those of idle memory.
     pub fn streams_mut(&mut self) -> impl Iterator<Item = (u16, &mut Slot)> {
-        let all = self
-            .list
-            .iter_mut()
-            .enumerate()
-            .map(|(slot, it)| (slot as u16, it));
-        all.filter(|(slot, it)| it.idle != *slot)
+        self.iter_mut().filter(|(slot, it)| it.idle != *slot)
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut Slot)> {
+        (0..).zip(&mut self.list)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (u16, &Slot)> {

@@ -52,7 +52,7 @@ impl<G: Gpu> Pool<G> {
     #[inline]
     pub(super) fn keep_time(&mut self, by: StreamKey, reserved: u64) {
         if self.clock.unmarked > reserved / 64
-            && (self.slots.streams() > 1 || !self.pending.is_empty())
+            && (self.clock.asked() || self.slots.streams() > 1 || !self.pending.is_empty())
         {
             self.gpu.attend(Some(by));
             self.clock.poll(&mut self.gpu);

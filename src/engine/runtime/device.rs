@@ -22,6 +22,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+/// Chunks given back before others get their turn at the device: a millisecond or so (H100).
+const CHUNKS_AT_ONCE: usize = 32;
+
 /// PyTorch's name for a private pool.
 pub type PoolId = (u64, u64);
 
@@ -55,6 +58,9 @@ struct State {
     /// Blocks that streams of other devices use, and those devices' contexts.
     foreign: HashMap<u64, Vec<usize>>,
     history: History,
+    /// How many blocks had ever been handed out and taken back when idle memory was last looked after,
+    /// and since when it has been so many.
+    seen: (u64, Duration),
 }
 
 impl State {
@@ -193,6 +199,7 @@ impl Device {
             routes: Vec::new(),
             foreign: HashMap::new(),
             history: History::default(),
+            seen: (0, Duration::ZERO),
         };
         state.pool.journal_mut().keep(history::is_recorded());
         Ok(Device {
@@ -420,6 +427,28 @@ impl Device {
     /// free memory may still be in use. Memory of private pools that are in use is kept.
     pub fn empty_cache(&self) {
         self.settled().pool.trim_all(None);
+    }
+
+    /// Looks after idle memory, as is to be done now and then: whole free chunks that nobody has used
+    /// for `patience` go back to the driver. `now` is what a clock says that never goes back.
+    /// Never waits for the GPU. True if it is to be called again at once: each call keeps the device
+    /// locked only for a few chunks.
+    pub fn tend_idle(&self, now: Duration, patience: Duration) -> bool {
+        let mut state = self.settled();
+        let all = &state.pool.counters().all.allocation;
+        let seen = all.allocated + all.freed;
+        if state.seen.0 != seen {
+            state.seen = (seen, now);
+        }
+        let quiet_since = state.seen.1;
+        let silent = now.saturating_sub(quiet_since) >= patience;
+        // Nobody announces a capture on a stream that waits for the default one; that is asked.
+        if silent && is_capturing(&self.functions, self.properties.context, 0) != Some(false) {
+            return false;
+        }
+        let due = patience.saturating_add(if silent { quiet_since } else { now });
+        let [now, due] = [now, due].map(|time| time.as_millis() as u64);
+        state.pool.tend_idle(now, due, silent, CHUNKS_AT_ONCE)
     }
 
     /// Bytes of the block that starts at `address`, if it is in use.

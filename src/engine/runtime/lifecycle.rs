@@ -20,7 +20,7 @@
 //! then lets the signal end the process as it would have. Two seconds after the signal a timer ends
 //! the process whatever the helper does.
 
-use super::{dump, message, settings, stats};
+use super::{dump, helper, message, settings, stats};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::{self, MaybeUninit};
 use std::os::unix::ffi::OsStringExt;
@@ -28,7 +28,6 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, Ordering};
-use std::thread;
 use std::time::Duration;
 
 pub use dump::Failure;
@@ -217,7 +216,7 @@ mod term {
     /// can be had.
     pub fn install() {
         // A process that is the first of its container is not ended by SIGTERM's default action.
-        if process() == 1 || !is_default() || !make_tools() || !start_helper() {
+        if process() == 1 || !is_default() || !make_tools() || !helper::start(help) {
             return;
         }
         // SAFETY: `handle` calls only async-signal-safe functions and fits SA_SIGINFO; a zeroed
@@ -254,20 +253,6 @@ mod term {
                 && libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer) == 0;
             TIMER.store(timer, Ordering::Relaxed);
             made
-        }
-    }
-
-    /// Starts a thread that takes none of the program's signals.
-    fn start_helper() -> bool {
-        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: both sets are filled in before they are read, and the mask is put back.
-        unsafe {
-            libc::sigfillset(all.as_mut_ptr());
-            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-            let helper = thread::Builder::new().name("concertina".into()).spawn(help);
-            libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
-            helper.is_ok()
         }
     }
 

@@ -3,7 +3,9 @@
 mod device;
 pub mod dump;
 mod gpu;
+mod helper;
 pub mod history;
+mod idle;
 mod ledger;
 pub mod lifecycle;
 mod lock;

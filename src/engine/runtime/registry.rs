@@ -2,8 +2,9 @@
 
 use super::device::{Device, PoolId};
 use super::history::{self, Plan};
-use super::message;
 use super::settings::{self, Driver, Settings};
+use super::{idle, message};
+use crate::driver::sys::CUstreamCaptureMode;
 use crate::driver::{self, Functions};
 use once_cell::sync::{Lazy, OnceCell};
 use parking_lot::Mutex;
@@ -50,6 +51,14 @@ impl Allocator {
     /// The driver's functions.
     pub fn functions(&self) -> &Functions {
         &self.functions
+    }
+
+    /// For a thread of ours: what it calls may be called while other threads' streams are captured, as
+    /// it is no part of what they do.
+    pub(super) fn allow_calls_in_captures(&self) {
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: `mode` outlives the call.
+        unsafe { (self.functions.cuThreadExchangeStreamCaptureMode)(&mut mode) };
     }
 
     /// The settings that the allocator was made with.
@@ -172,7 +181,11 @@ fn first() -> Option<&'static Allocator> {
             }
         }
     };
-    ALLOCATOR.get_or_init(make).as_ref()
+    let allocator = ALLOCATOR.get_or_init(make).as_ref();
+    if let Some(allocator) = allocator {
+        idle::start(allocator);
+    }
+    allocator
 }
 
 /// The process's allocator if it has been made; for statistics, which make none.

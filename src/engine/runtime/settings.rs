@@ -6,6 +6,7 @@
 
 use std::ffi::OsString;
 use std::fmt::Write;
+use std::time::Duration;
 
 /// Where settings are read from, the most telling first.
 pub const VARIABLES: [&str; 3] = [
@@ -35,6 +36,8 @@ pub struct Settings {
     pub free: Free,
     /// `cudaMalloc`'s memory stays CUDA's own under `LD_PRELOAD`.
     pub ipc: bool,
+    /// How long a whole chunk may lie idle before it goes back to the driver; zero keeps it.
+    pub idle_release: Duration,
 }
 
 /// What `cudaFree` waits for where the library stands in for it.
@@ -66,6 +69,7 @@ impl Default for Settings {
             round_up: RoundUp::default(),
             free: Free::Strict,
             ipc: false,
+            idle_release: Duration::ZERO,
         }
     }
 }
@@ -144,6 +148,8 @@ enum Kind {
         at_least: usize,
         multiple_of: usize,
     },
+    /// A whole number of milliseconds.
+    Milliseconds,
     /// A whole power of two, up to the one given.
     PowerOfTwo(usize),
     Word(&'static [&'static str]),
@@ -154,7 +160,7 @@ enum Kind {
 enum Value {
     Bool(bool),
     Fraction(f64),
-    /// Bytes, or a plain number for [`Kind::PowerOfTwo`].
+    /// Bytes, or a plain number for [`Kind::Milliseconds`] and [`Kind::PowerOfTwo`].
     Number(usize),
     /// An index into the list of [`Kind::Word`].
     Word(usize),
@@ -207,6 +213,9 @@ table! {
     "chunk_size_mb", Kind::Megabytes { at_least: 0, multiple_of: 2 }, "0",
         sets!(chunk_size, Number(bytes) => bytes),
         "largest physical chunk that growth creates, in MiB; 0 leaves it to the pool";
+    "idle_release_ms", Kind::Milliseconds, "0",
+        sets!(idle_release, Number(time) => Duration::from_millis(time as u64)),
+        "how long memory may lie idle, in whole chunks, before it goes back to the driver; 0 keeps it";
     "roundup_power2_divisions", Kind::Divisions, "none",
         sets!(round_up, Divisions(divisions) => divisions),
         "round sizes up to this fraction of a power of two, for all or by size in MiB";
@@ -291,6 +300,7 @@ impl Kind {
                 let fits = number >= *at_least && number.is_multiple_of(*multiple_of);
                 number.checked_mul(MIB).filter(|_| fits).map(Value::Number)
             }
+            Kind::Milliseconds => number(text).map(Value::Number),
             Kind::PowerOfTwo(at_most) => {
                 let fits = |number: &usize| number.is_power_of_two() && number <= at_most;
                 number(text).filter(fits).map(Value::Number)
@@ -318,6 +328,7 @@ impl Kind {
             } => {
                 format!("a whole number of MiB, {at_least} or more, in steps of {multiple_of}")
             }
+            Kind::Milliseconds => "a whole number of milliseconds".into(),
             Kind::PowerOfTwo(at_most) => format!("a power of two up to {at_most}"),
             Kind::Word(words) => words.join(" or "),
             Kind::Divisions => {

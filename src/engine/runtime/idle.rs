@@ -1,0 +1,57 @@
+//! The thread that gives idle memory back, where the settings ask for it.
+//!
+//! It looks at every device four times in the time that memory may lie idle, and takes a device's lock
+//! for about a millisecond at most. A forked child has no such thread, and needs none: it has no memory.
+//! When the process ends the thread stops before the driver does: `atexit` functions run in the reverse
+//! order of their registration, and the driver was started first.
+
+use super::registry::Allocator;
+use super::{helper, lifecycle, message};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Held while devices are looked at. True once the process is ending.
+static ENDING: Mutex<bool> = Mutex::new(false);
+
+/// How long the end of the process waits for a look to be over.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Starts the thread, if the allocator's settings ask for it and it does not run yet.
+pub fn start(allocator: &'static Allocator) {
+    static STARTED: AtomicBool = AtomicBool::new(false);
+    let patience = allocator.settings().idle_release;
+    if patience.is_zero() || STARTED.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    // SAFETY: the function stays, as the library is never unloaded.
+    unsafe { libc::atexit(end) };
+    if !helper::start(move || watch(allocator, patience)) {
+        message::say("idle_release_ms has no effect: no thread could be started");
+    }
+}
+
+extern "C" fn end() {
+    // A child may have been forked while the lock was held.
+    if !lifecycle::in_forked_child()
+        && let Some(mut ending) = ENDING.try_lock_for(PATIENCE)
+    {
+        *ending = true;
+    }
+}
+
+fn watch(allocator: &Allocator, patience: Duration) {
+    allocator.allow_calls_in_captures();
+    let start = Instant::now();
+    loop {
+        sleep((patience / 4).max(Duration::from_millis(1)));
+        let ending = ENDING.lock();
+        if *ending {
+            return;
+        }
+        for device in allocator.open_devices() {
+            while device.tend_idle(start.elapsed(), patience) {}
+        }
+    }
+}
