@@ -121,7 +121,7 @@ def replace_functions(core):
 
     def nested_stats(device):
         stats = {}
-        for name, value in read(memory_stats, device_number(device)).items():
+        for name, value in read(memory_stats, device).items():
             *path, last = name.split(".")
             place = stats
             for step in path:
@@ -129,7 +129,8 @@ def replace_functions(core):
             place[last] = value
         return stats
 
-    def reset(function):
+    # torch.compile tells functions apart by their identity and their hash: one of Python's for each.
+    def of_device(function):
         return lambda device: function(device_number(device))
 
     def start_or_stop(enabled, contexts, entries, cpp, clear, skip):
@@ -195,6 +196,9 @@ def replace_functions(core):
         result["external_annotations"] = []
         return result
 
+    def attach_observer(observer):
+        observers.append(observer)
+
     def observe(device, asked, most, free):
         for observer in observers:
             observer(device, asked, most, free)
@@ -202,18 +206,18 @@ def replace_functions(core):
     set_observer(for_good(OBSERVE(observe)))
 
     for name, function in {
-        "_cuda_memoryStats": nested_stats,
-        "_cuda_resetPeakMemoryStats": reset(reset_peaks),
-        "_cuda_resetAccumulatedMemoryStats": reset(reset_accumulated),
-        "_cuda_getMemoryFraction": lambda device: fraction(device_number(device)),
+        "_cuda_memoryStats": of_device(nested_stats),
+        "_cuda_resetPeakMemoryStats": of_device(reset_peaks),
+        "_cuda_resetAccumulatedMemoryStats": of_device(reset_accumulated),
+        "_cuda_getMemoryFraction": of_device(fraction),
         "_cuda_record_memory_history": record_history,
         "_cuda_record_memory_history_legacy": record_history_legacy,
-        "_cuda_isHistoryEnabled": is_recorded,
+        "_cuda_isHistoryEnabled": lambda: is_recorded(),
         "_cuda_memorySnapshot": memory_snapshot,
-        "_cuda_attach_out_of_memory_observer": observers.append,
-        "_accelerator_getDeviceStats": nested_stats,
-        "_accelerator_resetPeakStats": reset(reset_peaks),
-        "_accelerator_resetAccumulatedStats": reset(reset_accumulated),
+        "_cuda_attach_out_of_memory_observer": attach_observer,
+        "_accelerator_getDeviceStats": of_device(nested_stats),
+        "_accelerator_resetPeakStats": of_device(reset_peaks),
+        "_accelerator_resetAccumulatedStats": of_device(reset_accumulated),
     }.items():
         if hasattr(core, name):
             setattr(core, name, function)
