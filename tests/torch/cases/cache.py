@@ -1,5 +1,4 @@
 # What is freed is kept until `empty_cache`, and then given back.
-#: attach install
 import torch
 from case import MIB, counter
 

@@ -1,5 +1,4 @@
 # A share of the device's memory is a limit, and 1.0 lifts it.
-#: attach install
 #: memory 256
 #: only sim
 import torch
