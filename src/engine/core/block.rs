@@ -1,6 +1,7 @@
 //! Blocks: one node for each piece of mapped memory, used or free, linked to its neighbours in
 //! address order. All nodes lie in one array and name each other by index, one cache line each.
 
+use crate::array::Array;
 use std::ops::{Deref, DerefMut, Index, IndexMut};
 
 /// An index into [`Blocks`].
@@ -80,14 +81,14 @@ pub const VACANT: Block = Block {
 
 /// All nodes; vacant ones are chained through `next` and used again.
 pub struct Blocks {
-    nodes: Vec<Block>,
+    nodes: Array<Block>,
     vacant: BlockId,
 }
 
 impl Blocks {
     pub fn new() -> Self {
         Blocks {
-            nodes: Vec::new(),
+            nodes: Array::new(),
             vacant: NONE,
         }
     }
@@ -116,12 +117,12 @@ impl Blocks {
         id
     }
 
-    /// Chains as many vacant nodes as there are nodes, the lowest first.
+    /// Chains a page of vacant nodes, the lowest first.
     #[cold]
     #[inline(never)]
     fn grow(&mut self) {
         let before = self.nodes.len();
-        self.nodes.resize((before * 2).max(256), VACANT);
+        self.nodes.extend(64, VACANT);
         for id in (before..self.nodes.len()).rev() {
             self.remove(id as BlockId);
         }

@@ -2,21 +2,30 @@
 //! blocks each, linked through their nodes. There are at least twice as many places as blocks, so
 //! most chains are one long, and what is looked up has its node read anyway: look-up, insertion and
 //! removal touch one cache line besides it.
+//!
+//! The table grows by one place at a time (linear hashing): the chain of one place is divided among
+//! that and the new one. So no insertion takes longer because there are many blocks.
 
 use super::block::{Block, BlockId, NONE};
+use crate::array::Array;
 
 /// Maps the addresses of blocks handed out to their blocks.
 pub struct Table {
-    places: Vec<BlockId>,
-    shift: u32,
+    /// From `half` to less than twice as many.
+    places: Array<BlockId>,
+    /// A power of two. The first places, up to the number of those beyond it, have been divided.
+    half: usize,
     count: usize,
 }
 
 impl Table {
     pub fn new() -> Self {
+        let half = 256;
+        let mut places = Array::new();
+        places.extend(half, NONE);
         Table {
-            places: vec![NONE; 1 << 8],
-            shift: 64 - 8,
+            places,
+            half,
             count: 0,
         }
     }
@@ -25,10 +34,16 @@ impl Table {
         self.count
     }
 
-    /// Fibonacci hashing of the address in blocks: neighbours spread, the top bits are the place.
+    /// Fibonacci hashing of the address in blocks, so that neighbours spread.
     #[inline(always)]
     fn home(&self, address: u64) -> usize {
-        ((address / super::BLOCK).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> self.shift) as usize
+        let hash = (address / super::BLOCK).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        let place = hash as usize & (self.half * 2 - 1);
+        if place < self.places.len() {
+            place
+        } else {
+            place - self.half
+        }
     }
 
     /// The block in use that starts at `address`, or `NONE`.
@@ -43,10 +58,10 @@ impl Table {
 
     #[inline(always)]
     pub fn insert(&mut self, nodes: &mut [Block], id: BlockId) {
-        if (self.count + 1) * 2 > self.places.len() {
+        self.count += 1;
+        while self.count * 2 > self.places.len() {
             self.grow(nodes);
         }
-        self.count += 1;
         self.link(nodes, id);
     }
 
@@ -74,18 +89,20 @@ impl Table {
         nodes[at as usize].chain = after;
     }
 
+    /// One place more.
     #[cold]
     #[inline(never)]
     fn grow(&mut self, nodes: &mut [Block]) {
-        let bigger = vec![NONE; self.places.len() * 2];
-        self.shift -= 1;
-        for first in std::mem::replace(&mut self.places, bigger) {
-            let mut id = first;
-            while id != NONE {
-                let next = nodes[id as usize].chain;
-                self.link(nodes, id);
-                id = next;
-            }
+        let divided = self.places.len() - self.half;
+        self.places.extend(1, NONE);
+        let mut id = std::mem::replace(&mut self.places[divided], NONE);
+        while id != NONE {
+            let next = nodes[id as usize].chain;
+            self.link(nodes, id);
+            id = next;
+        }
+        if self.places.len() == self.half * 2 {
+            self.half *= 2;
         }
     }
 }
