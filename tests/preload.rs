@@ -140,76 +140,122 @@ struct Case {
     pooled: Option<u64>,
     /// The mistakes that it has to notice.
     breaks: &'static [&'static str],
+    /// The runtime that it is linked to.
+    runtime: &'static str,
 }
 
-/// Bare, preloaded, and preloaded with each mistake.
-fn compare(name: &str, case: &Case) {
-    let scratch = Scratch::new(&format!("preload-case-{name}"));
-    let link = format!("-L{}", standin().display());
-    let program = compile(
-        &scratch,
-        &format!("{}.c", case.program),
-        case.program,
-        &[&link, "-Wl,--no-as-needed", "-lcudart", "-lcuda"],
-    );
-    let stats = scratch.path().join("stats.json");
-    let violations = scratch.path().join("violations");
-    let go = |library: Option<&Path>, mistake: Option<&str>| {
+impl Case {
+    /// With CUDA 13, an ordinary GPU and no mistakes.
+    const fn of(program: &'static str) -> Case {
+        Case {
+            program,
+            arguments: &[],
+            environment: &[],
+            pooled: None,
+            breaks: &[],
+            runtime: "-lcudart",
+        }
+    }
+}
+
+/// A program of `tests/programs/preload`, its statistics and what the simulated GPU has to complain of.
+struct Trial<'a> {
+    case: &'a Case,
+    scratch: Scratch,
+    program: PathBuf,
+}
+
+impl Trial<'_> {
+    fn new<'a>(name: &str, case: &'a Case) -> Trial<'a> {
+        let scratch = Scratch::new(&format!("preload-case-{name}"));
+        let link = format!("-L{}", standin().display());
+        let program = compile(
+            &scratch,
+            &format!("{}.c", case.program),
+            case.program,
+            &[&link, "-Wl,--no-as-needed", case.runtime, "-lcuda"],
+        );
+        Trial {
+            case,
+            scratch,
+            program,
+        }
+    }
+
+    fn violations(&self) -> PathBuf {
+        self.scratch.path().join("violations")
+    }
+
+    /// Runs the program with a library, which may be none, and variables besides the case's. Returns
+    /// all that it says, its status last, and how many allocations the pool served.
+    fn run(&self, library: Option<&Path>, variables: &[(&str, &str)]) -> (String, u64) {
+        let stats = self.scratch.path().join("stats.json");
         let _ = fs::remove_file(&stats);
-        let _ = fs::remove_file(&violations);
+        let _ = fs::remove_file(self.violations());
         // Whatever goes wrong, no program runs for ever.
         let mut command = Command::new("timeout");
-        command.arg("60").arg(&program).args(case.arguments);
-        command.env_remove("LD_PRELOAD");
-        for name in ["CONCERTINA_CONF", "CONCERTINA_DISABLE", "CONCERTINA_BREAK"] {
+        command
+            .arg("60")
+            .arg(&self.program)
+            .args(self.case.arguments);
+        for name in [
+            "CONCERTINA_CONF",
+            "CONCERTINA_DISABLE",
+            "CONCERTINA_BREAK",
+            "LD_PRELOAD",
+        ] {
             command.env_remove(name);
         }
-        command.env("LD_LIBRARY_PATH", standin());
-        command.env("STANDIN_VIOLATIONS", &violations);
-        command.envs(case.environment.iter().copied());
+        command
+            .env("LD_LIBRARY_PATH", standin())
+            .env("STANDIN_VIOLATIONS", self.violations())
+            .envs(self.case.environment.iter().copied())
+            .envs(variables.iter().copied());
         if let Some(library) = library {
             command.env("LD_PRELOAD", library);
             command.env("CONCERTINA_STATS", &stats);
         }
-        if let Some(mistake) = mistake {
-            command.env("CONCERTINA_BREAK", mistake);
-        }
         let output = finish(&mut command);
-        (output, library.map_or(0, |_| served(&stats)))
-    };
-    let (bare, _) = go(None, None);
-    // Some programs do on purpose what they should not.
-    let punished = violations.exists();
-    let (preloaded, pooled) = go(Some(library()), None);
-    // What a real GPU would punish.
-    if let Ok(text) = fs::read_to_string(&violations)
-        && !punished
-    {
-        panic!("{name}: {text}");
-    }
-    let text = |output: &Output| {
         let (said, errors) = (&output.stdout, &output.stderr);
         let (said, errors) = (
             String::from_utf8_lossy(said),
             String::from_utf8_lossy(errors),
         );
-        format!("{said}{errors}{}", output.status)
-    };
-    assert_eq!(text(&preloaded), text(&bare), "{name}: preloaded, and bare");
-    assert_ne!(bare.status.code(), Some(124), "{name}: did not end");
+        assert_ne!(
+            output.status.code(),
+            Some(124),
+            "{said}{errors}: did not end"
+        );
+        (format!("{said}{errors}{}", output.status), served(&stats))
+    }
+}
+
+/// Bare, preloaded, and preloaded with each mistake.
+fn compare(name: &str, case: &Case) {
+    let trial = Trial::new(name, case);
+    let (bare, _) = trial.run(None, &[]);
+    // Some programs do on purpose what they should not.
+    let punished = trial.violations().exists();
+    let (preloaded, pooled) = trial.run(Some(library()), &[]);
+    // What a real GPU would punish.
+    if let Ok(text) = fs::read_to_string(trial.violations())
+        && !punished
+    {
+        panic!("{name}: {text}");
+    }
+    assert_eq!(preloaded, bare, "{name}: preloaded, and bare");
     if let Some(expected) = case.pooled {
         assert_eq!(
-            pooled,
-            expected,
-            "{name}: allocations from the pool:\n{}",
-            text(&bare)
+            pooled, expected,
+            "{name}: allocations from the pool:\n{bare}"
         );
     }
     for mistake in case.breaks {
-        let (broken, pooled) = go(Some(breakable_library()), Some(mistake));
+        let variables = [("CONCERTINA_BREAK", *mistake)];
+        let (broken, pooled) = trial.run(Some(breakable_library()), &variables);
         let same = case.pooled.is_none_or(|expected| expected == pooled);
         assert!(
-            text(&broken) != text(&bare) || !same,
+            broken != bare || !same,
             "{name} does not notice that {mistake} is broken"
         );
     }
@@ -232,11 +278,11 @@ macro_rules! cases {
             #[test]
             fn $name() {
                 compare(stringify!($name), &Case {
-                    program: $program,
                     arguments: &$arguments,
                     environment: &$environment,
                     pooled: $pooled,
                     breaks: &$breaks,
+                    ..Case::of($program)
                 });
             }
         )*
@@ -261,6 +307,9 @@ cases! {
     sizes_and_errors: "sizes" [], [], Some(9), ["zero"];
     frees_that_are_wrong: "wrong_frees" [], [], Some(2), ["unknown"];
     cuda_free_waits: "waits" [], [HELD], Some(4), ["wait"];
+    devices: "devices" [], [("STANDIN_DEVICES", "2"), ("STANDIN_PEERS", "1")], Some(3), ["elsewhere"];
+    a_runtime_that_is_opened: "opened" [], [], Some(3), ["dlsym"];
+    memory_that_runs_out: "exhausted" [], [("STANDIN_MEMORY_MB", "512")], None, [];
     memory_in_order: "ordered" [], [HELD], Some(15), ["order", "apart"];
     memory_pools: "pools" [], [], Some(3), ["pools"];
     captures: "capture" [], [], Some(3), ["capture"];
@@ -274,6 +323,145 @@ cases! {
     a_process_that_leaves_at_once: "processes" ["_exit"], [], None, [];
     a_process_that_exits_in_a_thread: "processes" ["thread"], [], Some(2), ["pool"];
     a_process_that_becomes_another: "processes" ["exec"], [], Some(1), ["pool"];
+}
+
+#[test]
+fn the_runtime_of_cuda_12() {
+    let case = Case {
+        runtime: "-l:libcudart.so.12",
+        pooled: Some(11),
+        ..Case::of("runtime")
+    };
+    compare("the_runtime_of_cuda_12", &case);
+}
+
+/// What the environment can say, of a program that runs the same all the time.
+#[test]
+fn memory_that_cannot_be_mapped() {
+    for (name, variable) in [
+        ("unmappable", ("STANDIN_VIRTUAL_MEMORY", "0")),
+        ("plain", ("CONCERTINA_CONF", "expandable_segments:False")),
+    ] {
+        for program in ["runtime", "wrong_frees", "waits", "ordered", "reset"] {
+            let case = Case::of(program);
+            let trial = Trial::new(&format!("{name}-{program}"), &case);
+            let variables = [variable, HELD];
+            let (bare, _) = trial.run(None, &variables);
+            let (preloaded, pooled) = trial.run(Some(library()), &variables);
+            let said = "concertina: device 0 (Simulated GPU) cannot map memory: plain cudaMalloc \
+                        segments are used there\n";
+            assert_eq!(preloaded.replace(said, ""), bare, "{program}, {name}");
+            assert!(pooled > 0, "{program}, {name}");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_done_where_it_is_disabled() {
+    let case = Case::of("runtime");
+    let trial = Trial::new("disabled", &case);
+    let (bare, _) = trial.run(None, &[]);
+    let disabled = [("CONCERTINA_DISABLE", "1")];
+    assert_eq!(trial.run(Some(library()), &disabled), (bare.clone(), 0));
+    let enabled = [("CONCERTINA_DISABLE", "0")];
+    assert_eq!(trial.run(Some(library()), &enabled), (bare, 11));
+}
+
+/// A call of the pool's that the driver refuses, once or always, is none that the program notices.
+#[test]
+fn failures_that_the_driver_makes_up_for() {
+    let case = Case::of("runtime");
+    let trial = Trial::new("failing", &case);
+    let (bare, _) = trial.run(None, &[]);
+    for function in [
+        "cuMemCreate",
+        "cuMemMap",
+        "cuMemSetAccess",
+        "cuMemAddressReserve",
+        "cuMemGetAllocationGranularity",
+        "cuDevicePrimaryCtxGetState",
+        "cuStreamQuery",
+    ] {
+        for (use_of, status) in [("1", 2), ("2", 2), ("*", 2), ("1", 999), ("*", 999)] {
+            let failure = format!("{function}:{use_of}:{status}");
+            let (said, _) = trial.run(Some(library()), &[("STANDIN_FAIL", &failure)]);
+            let said = said.replace(
+                "concertina: device 0 (Simulated GPU) cannot map memory: plain cudaMalloc segments \
+                 are used there\n",
+                "",
+            );
+            assert_eq!(said, bare, "{failure}");
+        }
+    }
+}
+
+/// Failures that the program has to hear of.
+#[test]
+fn failures_of_work_are_the_programs() {
+    let case = Case::of("failures");
+    let trial = Trial::new("failures", &case);
+    for (failure, mistake) in [
+        // What a GPU answers whose work has failed: everything fails with it.
+        (
+            "cuStreamQuery:*:700,cuMemAlloc_v2:*:700,cuCtxSynchronize:*:700,cuMemFree_v2:*:700",
+            "health",
+        ),
+        ("cuCtxSynchronize:*:700,cuMemFree_v2:*:700", "wait"),
+        // A device without memory.
+        ("cuMemCreate:*:2,cuMemAlloc_v2:*:2", "pool"),
+    ] {
+        let failure = ("STANDIN_FAIL", failure);
+        let (bare, _) = trial.run(None, &[failure]);
+        let (preloaded, _) = trial.run(Some(library()), &[failure]);
+        assert_eq!(preloaded, bare, "{failure:?}");
+        assert!(bare.contains(": 700") || bare.contains(": 2"), "{bare}");
+        if mistake != "pool" {
+            let broken = [failure, ("CONCERTINA_BREAK", mistake)];
+            let (said, _) = trial.run(Some(breakable_library()), &broken);
+            assert_ne!(said, bare, "{failure:?} with {mistake} broken");
+        }
+    }
+}
+
+#[test]
+fn relaxed_frees_keep_their_promise() {
+    let case = Case {
+        environment: &[HELD, ("CONCERTINA_CONF", "free:relaxed")],
+        ..Case::of("relaxed")
+    };
+    let trial = Trial::new("relaxed", &case);
+    let (said, pooled) = trial.run(Some(library()), &[]);
+    assert_eq!(said.matches("returned at once: 1\n").count(), 20, "{said}");
+    assert_eq!(said.matches("read what it held: 1\n").count(), 20, "{said}");
+    assert!(!trial.violations().exists(), "{said}");
+    assert_eq!(pooled, 40);
+    let broken = [("CONCERTINA_BREAK", "relaxed")];
+    let (said, _) = trial.run(Some(breakable_library()), &broken);
+    assert!(said.contains("read what it held: 0\n"), "{said}");
+}
+
+#[test]
+fn a_limit_is_all_the_memory_there_is() {
+    let case = Case {
+        environment: &[("CONCERTINA_CONF", "limit:64MiB")],
+        ..Case::of("limited")
+    };
+    let trial = Trial::new("limited", &case);
+    let (said, pooled) = trial.run(Some(library()), &[]);
+    assert_eq!(
+        said,
+        "cudaMalloc(&one, 40 * MIB): 0\n\
+         cudaMemGetInfo(&free, &total): 0\n\
+         24 of 64 MiB\n\
+         cudaMalloc(&two, 40 * MIB): 2\n\
+         cudaGetLastError(): 2\n\
+         cudaMalloc(&two, 24 * MIB): 0\n\
+         cudaMallocAsync(&one, 8 * MIB, NULL): 2\n\
+         cudaFree(two): 0\n\
+         cudaMallocAsync(&one, 8 * MIB, NULL): 0\n\
+         exit status: 0"
+    );
+    assert_eq!(pooled, 3);
 }
 
 /// `scripts/test-preload.sh` runs on a GPU what the programs say themselves (`Run:`).

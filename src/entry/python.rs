@@ -115,10 +115,15 @@ static EXIT: Script = Script {
 /// they are wanted, and to fit PyTorch's functions to the library. May be called again, from any
 /// thread: what has been asked for is not asked for again.
 pub fn schedule() {
+    schedule_exit();
+    super::torch::ATTACH.schedule();
+}
+
+/// The first half of it alone, where PyTorch is none of our business.
+pub fn schedule_exit() {
     if lifecycle::wants_statistics() {
         EXIT.schedule();
     }
-    super::torch::ATTACH.schedule();
 }
 
 extern "C" fn write_statistics() {

@@ -38,6 +38,17 @@ impl<G: Gpu> Pool<G> {
         })
     }
 
+    /// Whether memory comes in plain segments, each of them one allocation to the driver.
+    pub fn is_plain(&self) -> bool {
+        self.granularity == 0
+    }
+
+    /// Whether the byte at `address` is the pool's, in use or not. Looks at every block.
+    pub fn holds(&self, address: u64) -> bool {
+        let mut blocks = self.blocks.iter().map(|(_, block)| block);
+        blocks.any(|block| (block.address..block.end()).contains(&address))
+    }
+
     /// Every block in use.
     pub fn blocks_in_use(&self) -> impl Iterator<Item = Found> {
         let live = self.blocks.iter().map(|(_, block)| block);

@@ -16,7 +16,7 @@ pub const LIBRARY: &CStr = c"libcuda.so.1";
 pub fn cuda() -> Result<Functions, String> {
     // SAFETY: a constant NUL-terminated name; loading the driver runs only its own initialisers.
     // It is never unloaded.
-    let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if library.is_null() {
         return Err(format!("no CUDA driver: {}", last_error()));
     }

@@ -51,7 +51,9 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 static PATTERN: OnceLock<Vec<u8>> = OnceLock::new();
 /// The path that it stood for on the first use. Empty where nothing is to be written.
 static PATH: OnceLock<PathBuf> = OnceLock::new();
-/// What else is to be done on the first use.
+/// The library's own functions have been called.
+static ASKED: AtomicBool = AtomicBool::new(false);
+/// What else is to be done then.
 static ON_FIRST_USE: OnceLock<fn()> = OnceLock::new();
 
 /// Whether this process was forked from one that had used the library. Every entry point asks this
@@ -98,22 +100,30 @@ unsafe extern "C" fn after_fork() {
     }
 }
 
-/// The library has been asked for memory, or told to initialise. To be called before the first lock
-/// is taken; every call but the first returns at once.
+/// The library has been asked for memory by its own functions, or told to initialise. To be called
+/// before the first lock is taken; every call but the first returns at once.
 pub fn first_use() {
-    if STATE.load(Ordering::Relaxed) == UNUSED {
+    if !ASKED.load(Ordering::Relaxed) {
         first_use_ever();
     }
 }
 
 #[cold]
 fn first_use_ever() {
+    begin();
+    if !ASKED.swap(true, Ordering::Relaxed)
+        && !in_forked_child()
+        && let Some(also) = ON_FIRST_USE.get()
+    {
+        also();
+    }
+}
+
+/// The same where it is not the library's own functions that were called: nothing else is done.
+pub fn begin() {
     let first = STATE.compare_exchange(UNUSED, USED, Ordering::Relaxed, Ordering::Relaxed);
     if first.is_err() {
         return;
-    }
-    if let Some(also) = ON_FIRST_USE.get() {
-        also();
     }
     let Some(pattern) = PATTERN.get() else {
         return;

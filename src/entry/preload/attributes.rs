@@ -2,6 +2,7 @@
 //! memory that the block is cut from.
 
 use super::breaks::is_broken;
+use super::memory::INVALID_VALUE;
 use super::ordered::default_pool;
 use super::{Answer, real};
 use concertina_engine::runtime::{Device, Found, allocator_in_use, message};
@@ -10,8 +11,6 @@ use std::ffi::{c_uint, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
-
-const INVALID_VALUE: u32 = 1;
 
 /// `CUpointer_attribute` in `cuda.h`.
 const CONTEXT: c_uint = 1;
@@ -115,7 +114,8 @@ pub fn refuse_handle(_handle: *mut u64, address: u64) -> Answer {
     block(address).map(|_| INVALID_VALUE)
 }
 
-/// `cuIpcGetMemHandle`: the driver cannot share mapped memory by such a handle, and says so itself.
+/// `cuIpcGetMemHandle`: the driver cannot share mapped memory by such a handle, and of a plain segment
+/// it would share the whole.
 pub fn explain_ipc(_handle: *mut c_void, address: u64) -> Answer {
     static SAID: AtomicBool = AtomicBool::new(false);
     block(address)?;
@@ -123,5 +123,5 @@ pub fn explain_ipc(_handle: *mut c_void, address: u64) -> Answer {
         "cudaIpcGetMemHandle: memory of the pool cannot be shared with another process; \
          CONCERTINA_CONF=ipc:True leaves cudaMalloc's memory to CUDA, which can"
     });
-    None
+    Some(INVALID_VALUE)
 }

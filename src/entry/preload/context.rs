@@ -3,6 +3,7 @@
 
 use super::breaks::is_broken;
 use super::{Answer, real};
+use crate::entry::python;
 use concertina_engine::driver;
 use concertina_engine::runtime::{
     Device, allocator, allocator_in_use, lifecycle, use_own_settings,
@@ -77,7 +78,8 @@ fn take_up(context: usize) -> Option<&'static Device> {
         HOPELESS.store(true, Relaxed);
         return None;
     }
-    lifecycle::first_use();
+    lifecycle::begin();
+    python::schedule_exit();
     // What is set for PyTorch's allocator is PyTorch's, which may be what runs above us.
     use_own_settings();
     let device = allocator()?.device(ordinal).ok()?;

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::ffi::c_uint;
 use std::sync::{Mutex, PoisonError};
 
+pub const INVALID_VALUE: u32 = 1;
 const OUT_OF_MEMORY: u32 = 2;
 const NOT_READY: u32 = 600;
 
@@ -35,7 +36,7 @@ pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
 /// Does not wait.
 #[inline]
 fn is_healthy() -> bool {
-    is_relaxed() || matches!(real::ask!(cuStreamQuery(0)), 0 | NOT_READY)
+    is_relaxed() || is_broken("health") || matches!(real::ask!(cuStreamQuery(0)), 0 | NOT_READY)
 }
 
 /// Whether the program wants to share such memory with other processes, which only CUDA's own can be.
@@ -121,6 +122,9 @@ pub fn free(address: u64) -> Answer {
     if is_broken("unknown") {
         return Some(0);
     }
+    if is_broken("elsewhere") {
+        return None;
+    }
     free_elsewhere(allocator, here, address)
 }
 
@@ -135,7 +139,11 @@ fn free_elsewhere(allocator: &Allocator, here: Option<&Device>, address: u64) ->
             return Some(0);
         }
     }
-    None
+    // Freed already, or the middle of a block: the driver must not take it for the pool's own.
+    let mut devices = allocator.open_devices();
+    devices
+        .any(|device| device.is_in_segment(address))
+        .then_some(INVALID_VALUE)
 }
 
 /// Takes a block back; false where it is none of the device's. `None` where the device's work has
@@ -143,6 +151,7 @@ fn free_elsewhere(allocator: &Allocator, here: Option<&Device>, address: u64) ->
 #[inline]
 fn free_here(allocator: &Allocator, device: &Device, address: u64) -> Option<bool> {
     match allocator.settings().free {
+        Free::Relaxed if is_broken("relaxed") => Some(device.free_idle(address).is_ok()),
         Free::Relaxed => Some(device.free_later(address).is_ok()),
         Free::Strict if is_broken("wait") || device.synchronize() == 0 => {
             Some(device.free_idle(address).is_ok())

@@ -68,6 +68,13 @@ impl Device {
         self.settled().pool.block_around(address)
     }
 
+    /// Whether to the driver the byte at `address` belongs to an allocation of the pool's, which it
+    /// would free as a whole: a plain segment.
+    pub fn is_in_segment(&self, address: u64) -> bool {
+        let state = self.settled();
+        state.pool.is_plain() && state.pool.holds(address)
+    }
+
     /// Whether the block was allocated in the order of a stream.
     pub fn is_stream_ordered(found: &Found) -> bool {
         found.stream != UNORDERED

@@ -1,0 +1,18 @@
+/* Work that has failed, or memory that has run out, on a GPU that is told to fail: failures. */
+#include "show.h"
+
+int main(void) {
+    void *one = NULL, *two = NULL;
+    SHOW(cudaMalloc(&one, MIB));
+    SHOW(cudaPeekAtLastError());
+    if (one) {
+        SHOW(cudaFree(one));
+        SHOW(cudaPeekAtLastError());
+    }
+    SHOW(cudaMalloc(&two, 3 * MIB));
+    SHOW(cudaGetLastError());
+    if (two)
+        SHOW(cudaFree(two));
+    SHOW(cudaGetLastError());
+    return 0;
+}
