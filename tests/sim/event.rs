@@ -10,6 +10,8 @@ pub(crate) struct Event {
     pub timed: bool,
     /// The stream slot and place of the latest record.
     pub recorded: Option<(u32, u64)>,
+    /// The latest record was within a capture: its id, the slot, and how much it had recorded.
+    pub captured: Option<(u64, u32, u64)>,
     /// How many pieces of work the machine had been given by then.
     pub ordinal: u64,
     /// What comes before that record.

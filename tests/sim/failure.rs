@@ -24,20 +24,22 @@ functions! {
     cuCtxGetLimit cuCtxSetLimit cuCtxEnablePeerAccess cuCtxDisablePeerAccess
     cuCtxGetCurrent cuCtxSetCurrent cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuCtxSynchronize
     cuMemGetInfo_v2 cuMemAlloc_v2 cuMemAllocPitch_v2 cuMemFree_v2
-    cuMemAllocAsync cuMemAllocFromPoolAsync cuMemFreeAsync cuDeviceGetDefaultMemPool
-    cuDeviceGetMemPool cuDeviceSetMemPool cuMemPoolCreate cuMemPoolDestroy cuMemPoolTrimTo
-    cuMemPoolGetAttribute cuMemPoolSetAttribute
     cuMemHostAlloc cuMemAllocHost_v2 cuMemFreeHost cuMemHostRegister_v2 cuMemHostUnregister
     cuMemHostGetDevicePointer_v2 cuMemHostGetFlags cuMemAllocManaged
+    cuMemAllocAsync cuMemAllocFromPoolAsync cuMemFreeAsync
+    cuDeviceGetDefaultMemPool cuDeviceGetMemPool cuDeviceSetMemPool cuMemPoolCreate cuMemPoolDestroy
+    cuMemPoolTrimTo cuMemPoolGetAttribute cuMemPoolSetAttribute cuMemPoolGetAccess
+    cuMemPoolSetAccess
     cuPointerGetAttribute cuPointerGetAttributes cuMemGetAddressRange_v2
     cuMemGetAllocationGranularity cuMemAddressReserve cuMemAddressFree cuMemCreate cuMemRelease
     cuMemMap cuMemUnmap cuMemSetAccess
     cuEventCreate cuEventRecord cuEventRecordWithFlags cuEventElapsedTime_v2 cuCtxRecordEvent cuEventQuery cuEventSynchronize cuEventDestroy_v2
     cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamGetId cuStreamGetPriority
     cuStreamGetFlags cuStreamGetDevice cuStreamIsCapturing cuStreamGetCtx
-    cuStreamBeginCapture_v2 cuStreamEndCapture
     cuThreadExchangeStreamCaptureMode cuStreamSynchronize cuStreamQuery cuStreamWaitEvent
-    cuStreamAddCallback
+    cuStreamAddCallback cuStreamBeginCapture_v2 cuStreamEndCapture cuStreamGetCaptureInfo_v3
+    cuGraphCreate cuGraphDestroy cuGraphGetNodes cuGraphInstantiateWithFlags cuGraphExecDestroy
+    cuGraphLaunch cuGraphUpload cuGraphDebugDotPrint
     cuMemsetD8Async cuMemsetD8_v2 cuMemsetD16Async cuMemsetD16_v2 cuMemsetD32Async cuMemsetD32_v2
     cuMemsetD2D8Async cuMemsetD2D8_v2 cuMemsetD2D16Async cuMemsetD2D16_v2
     cuMemsetD2D32Async cuMemsetD2D32_v2

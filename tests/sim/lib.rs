@@ -15,7 +15,7 @@
 //!
 //! 1. `slab`, `interval`, `clock`, `page`: containers, and the system calls for address ranges
 //! 2. `shadow`, `memory`: who touched what, and physical and virtual memory
-//! 3. `stream`, `event`, `work`, `ordered`, `pace`, `failure`, `context`: the other nouns
+//! 3. `stream`, `event`, `work`, `graph`, `pace`, `failure`, `context`: the other nouns
 //! 4. `state`, `order`, `run`: one machine's state, what is enqueued, what executes
 //! 5. `machine`, `call`, `entry`: the handle for tests, and the driver functions
 
@@ -28,11 +28,11 @@ mod context;
 mod entry;
 mod event;
 mod failure;
+mod graph;
 mod interval;
 mod machine;
 mod memory;
 mod order;
-mod ordered;
 mod pace;
 mod page;
 mod run;

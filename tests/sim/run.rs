@@ -37,7 +37,11 @@ impl<'a> Session<'a> {
     }
 
     /// Enqueues work and lets the pace decide about it.
+    /// A stream that captures records it instead.
     pub fn enqueue(&mut self, slot: u32, work: Work, wait: Option<(u32, u64)>) {
+        if self.state.record(slot, &work) {
+            return;
+        }
         let sequence = self.state.submit(slot, work, wait);
         self.advance(slot, sequence);
     }
@@ -237,10 +241,6 @@ impl<'a> Session<'a> {
                 MutexGuard::unlocked(&mut self.state, || call_host(function, argument));
                 self.state.streams.get_mut(slot).running = false;
                 self.inner.progress.notify_all();
-            } else if let Work::Free { address, .. } = item.work {
-                state.pools.blocks.remove(&address);
-                // Gone already where its context was ended meanwhile.
-                let _ = state.memory.free(address);
             } else if let Err(Fault(at)) = item.work.execute(&mut state.memory, device) {
                 state.devices[device].fault = Some(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
                 let (label, work) = (state.streams.label(slot), item.work.describe());

@@ -83,6 +83,14 @@ impl<T> Slab<T> {
             .enumerate()
             .filter_map(|(index, place)| Some((index as u32, place.value.as_ref()?)))
     }
+
+    /// The same, to change them.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
+        self.places
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(index, place)| Some((index as u32, place.value.as_mut()?)))
+    }
 }
 
 #[cfg(test)]

@@ -5,11 +5,12 @@ use crate::config::Config;
 use crate::context;
 use crate::event::Event;
 use crate::failure::Failures;
+use crate::graph::{Capture, Graph, Part};
 use crate::memory::Memory;
-use crate::ordered::Pools;
 use crate::pace::Pacer;
 use crate::slab::Slab;
 use crate::stream::{Kind, LEGACY, PER_THREAD, Streams};
+use crate::work::Work;
 use cudarc::driver::sys::{CUevent, CUresult, CUstream};
 
 /// Success, or the status that the driver function answers with.
@@ -25,6 +26,8 @@ pub(crate) struct Device {
     /// The flags of the primary context, and its limits by their numbers.
     pub flags: u32,
     pub limits: [usize; 12],
+    /// The pool that was chosen in place of the default one.
+    pub pool: Option<u32>,
     /// Peers that the context may reach by `cuCtxEnablePeerAccess`, a bit each.
     pub peers: u64,
     /// The status that sticks after a fault.
@@ -46,7 +49,6 @@ pub(crate) struct State {
     pub streams: Streams,
     pub events: Slab<Event>,
     pub pacer: Pacer,
-    pub pools: Pools,
     pub failures: Failures,
     /// What the host knows to be complete; everything enqueued comes after it.
     pub host: Clock,
@@ -54,6 +56,11 @@ pub(crate) struct State {
     pub host_version: u64,
     /// How many streams capture.
     pub capturing: usize,
+    pub captures: Slab<Capture>,
+    /// How many captures there have been.
+    pub captured: u64,
+    pub graphs: Slab<Graph>,
+    pub executables: Slab<Graph>,
     /// Items enqueued so far.
     pub ordinal: u64,
     /// Once something was claimed, accesses to what has no owner are violations, unless allowed.
@@ -73,11 +80,14 @@ impl State {
             streams: Streams::new(config.devices),
             events: Slab::default(),
             pacer: Pacer::default(),
-            pools: Pools::default(),
             failures: Failures::default(),
             host: Clock::default(),
             host_version: 1,
             capturing: 0,
+            captures: Slab::default(),
+            captured: 0,
+            graphs: Slab::default(),
+            executables: Slab::default(),
             ordinal: 0,
             claims: false,
             unclaimed_ok: false,
@@ -128,13 +138,112 @@ impl State {
         self.devices[device].fault.map_or(Ok(()), Err)
     }
 
-    /// That no stream captures: the call would break the capture.
+    /// That no capture forbids the call to this thread: it would break the capture, and does.
     pub fn outside_capture(&mut self, function: &str) -> Answer {
         if self.capturing == 0 {
             return Ok(());
         }
+        let (mode, thread) = (context::capture_mode(), context::thread());
+        let real: usize = self.captures.iter().map(|(_, it)| it.parts.len()).sum();
+        let mut broken = self.capturing > real;
+        for (_, capture) in self.captures.iter_mut() {
+            let breaks = capture.forbids(mode, thread);
+            capture.invalid |= breaks;
+            broken |= breaks;
+        }
+        match broken {
+            true => self.capture_broken(function),
+            false => Ok(()),
+        }
+    }
+
+    /// That a stream does not capture: waiting for it would wait for ever.
+    pub fn not_captured(&mut self, function: &str, slot: u32) -> Answer {
+        let Some(index) = self.streams.get(slot).capture else {
+            return Ok(());
+        };
+        if let Some(capture) = self.captures.get_mut(index) {
+            capture.invalid = true;
+        }
+        self.capture_broken(function)
+    }
+
+    fn capture_broken(&mut self, function: &str) -> Answer {
         self.violation(format!("{function} called during a capture"));
         Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    }
+
+    /// Begins a capture on a stream.
+    pub fn begin_capture(&mut self, slot: u32, mode: u32) {
+        self.captured += 1;
+        let graph = self.graphs.insert(Graph::default());
+        let capture = self.captures.insert(Capture {
+            graph,
+            id: self.captured,
+            mode,
+            thread: context::thread(),
+            invalid: false,
+            parts: Vec::new(),
+        });
+        self.join_capture(slot, capture);
+    }
+
+    /// Makes a stream take part in a capture.
+    pub fn join_capture(&mut self, slot: u32, index: u32) {
+        let Some(capture) = self.captures.get_mut(index) else {
+            return;
+        };
+        capture.parts.push(Part {
+            slot,
+            recorded: 0,
+            joined: 0,
+        });
+        let stream = self.streams.get_mut(slot);
+        (stream.capture, stream.capturing) = (Some(index), true);
+        self.capturing += 1;
+    }
+
+    /// Records work that a stream was given, if it takes part in a capture.
+    pub fn record(&mut self, slot: u32, work: &Work) -> bool {
+        let Some(index) = self.streams.get(slot).capture else {
+            return false;
+        };
+        let Some(capture) = self.captures.get_mut(index) else {
+            return false;
+        };
+        if let Some(part) = capture.part(slot) {
+            part.recorded += 1;
+        }
+        if let Some(graph) = self.graphs.get_mut(capture.graph) {
+            graph.works.push(work.clone());
+        }
+        true
+    }
+
+    /// Ends a capture, whole or broken; its streams are free again.
+    pub fn end_capture(&mut self, index: u32) -> Option<Capture> {
+        let capture = self.captures.remove(index)?;
+        for part in &capture.parts {
+            let stream = self.streams.get_mut(part.slot);
+            // A slot may be another stream's by now.
+            if stream.capture.take_if(|it| *it == index).is_some() {
+                stream.capturing = false;
+                self.capturing -= 1;
+            }
+        }
+        Some(capture)
+    }
+
+    /// Ends a stream's handle. A capture that it takes part in can't be finished any more.
+    pub fn destroy_stream(&mut self, slot: u32) {
+        let stream = self.streams.get_mut(slot);
+        let capture = stream.capture.take();
+        self.capturing -= usize::from(stream.capturing);
+        if let Some(capture) = capture.and_then(|index| self.captures.get_mut(index)) {
+            capture.invalid = true;
+            capture.parts.retain(|part| part.slot != slot);
+        }
+        self.streams.destroy(slot);
     }
 
     /// That the machine has the virtual memory calls.

@@ -36,6 +36,8 @@ pub(crate) struct Stream {
     pub kind: Kind,
     pub priority: i32,
     pub capturing: bool,
+    /// The capture that it takes part in, where it was not a test that announced one.
+    pub capture: Option<u32>,
     /// Sequence numbers of the last work enqueued and done.
     pub enqueued: u64,
     pub done: u64,
@@ -63,6 +65,7 @@ impl Stream {
             kind,
             priority: 0,
             capturing: false,
+            capture: None,
             enqueued: 0,
             done: 0,
             queue: VecDeque::new(),

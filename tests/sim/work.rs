@@ -45,14 +45,14 @@ pub(crate) enum Work {
         from: usize,
         bytes: u64,
     },
-    Call {
-        function: unsafe extern "C" fn(*mut c_void),
-        argument: usize,
-    },
-    /// A free in stream order, as a write to all of it.
+    /// Ends an allocation of a pool.
     Free {
         address: u64,
         bytes: u64,
+    },
+    Call {
+        function: unsafe extern "C" fn(*mut c_void),
+        argument: usize,
     },
     /// An event record, a wait, or a mere place in the order.
     Mark,
@@ -75,6 +75,7 @@ impl Work {
             Work::Read { from, bytes, .. } => (Some((from, bytes)), None),
             Work::Write { to, ref bytes } => (None, Some((to, bytes.len() as u64))),
             Work::Fetch { to, bytes, .. } => (None, Some((to, bytes))),
+            // Whoever still uses it is a race, as if it were written.
             Work::Free { address, bytes } => (None, Some((address, bytes))),
             Work::Host { .. } | Work::Call { .. } | Work::Mark => (None, None),
         }
@@ -94,8 +95,8 @@ impl Work {
             Work::Read { from, bytes, .. } => format!("copy of {bytes} bytes from {from:#x}"),
             Work::Write { to, ref bytes } => format!("copy of {} bytes to {to:#x}", bytes.len()),
             Work::Fetch { to, bytes, .. } => format!("copy of {bytes} bytes to {to:#x}"),
+            Work::Free { address, bytes } => format!("free of {bytes} bytes at {address:#x}"),
             Work::Host { bytes, .. } => format!("copy of {bytes} bytes within host memory"),
-            Work::Free { address, .. } => format!("free of {address:#x}"),
             Work::Call { .. } => "host function".to_string(),
             Work::Mark => "event".to_string(),
         }
@@ -103,6 +104,9 @@ impl Work {
 
     /// Does it, through the mappings as they are now; nothing at all if a byte is out of reach.
     pub fn execute(&self, memory: &mut Memory, device: usize) -> Result<(), Fault> {
+        if let Work::Free { address, .. } = self {
+            return memory.free(*address).map_err(|_| Fault(*address));
+        }
         let (from, to) = self.accesses();
         let (to_device, from_device) = match self {
             Work::Copy {

@@ -21,6 +21,11 @@ extern int cudaEventSynchronize(handle), cudaEventElapsedTime(float *, handle, h
 extern int cudaEventDestroy(handle), cudaStreamQuery(handle), cudaGetLastError(void);
 extern int cudaPointerGetAttributes(void *, const void *);
 extern int cudaGetDriverEntryPointByVersion(const char *, void **, unsigned, unsigned long long, int *);
+extern int cudaMallocAsync(void **, size_t, handle), cudaFreeAsync(void *, handle);
+extern int cudaDeviceGetDefaultMemPool(handle *, int), cudaMemPoolGetAttribute(handle, int, void *);
+extern int cudaStreamBeginCapture(handle, int), cudaStreamEndCapture(handle, handle *);
+extern int cudaGraphInstantiateWithFlags(handle *, handle, unsigned long long);
+extern int cudaGraphLaunch(handle, handle), cudaGraphDestroy(handle), cudaGraphExecDestroy(handle);
 extern int cuCtxGetCurrent(handle *), cuMemGetAddressRange_v2(void **, size_t *, void *);
 
 static int line_of_failure(int line, const char *what, long got, long wanted) {
@@ -102,6 +107,41 @@ int main(void) {
     IS(time > 0, 1);
     IS(cudaMemcpy(to, one, 4096, 2), 0);
     IS(to[0] == 2 && to[4095] == 2, 1);
+
+    /* In stream order, from the default pool. */
+    handle pool;
+    unsigned long long used;
+    IS(cudaDeviceGetDefaultMemPool(&pool, 0), 0);
+    IS(cudaMallocAsync(&much, SIZE, stream), 0);
+    IS(cudaMemcpyAsync(much, from, SIZE, 1, stream), 0);
+    IS(cudaMemcpyAsync(to, much, SIZE, 2, stream), 0);
+    IS(cudaMemPoolGetAttribute(pool, 7, &used), 0);
+    IS(used >= SIZE, 1);
+    IS(cudaFreeAsync(much, stream), 0);
+    IS(cudaFreeAsync(much, stream), 1);
+    IS(cudaStreamSynchronize(stream), 0);
+    IS(cudaMemPoolGetAttribute(pool, 7, &used), 0);
+    IS(used, 0);
+    IS(memcmp(from, to, SIZE), 0);
+
+    /* A graph: nothing happens in the capture, all of it at each launch. */
+    handle graph, executable;
+    IS(cudaMemset(two, 0, SIZE), 0);
+    IS(cudaStreamBeginCapture(stream, 0), 0);
+    IS(cudaMemcpyAsync(two, one, 4096, 3, stream), 0);
+    IS(cudaMalloc(&much, 512), 900);
+    IS(cudaStreamEndCapture(stream, &graph), 901);
+    IS(cudaStreamBeginCapture(stream, 0), 0);
+    IS(cudaMemcpyAsync(two, one, 4096, 3, stream), 0);
+    IS(cudaStreamEndCapture(stream, &graph), 0);
+    IS(cudaGraphInstantiateWithFlags(&executable, graph, 0), 0);
+    IS(cudaMemcpy(to, two, 4096, 2), 0);
+    IS(to[0] == 0 && to[4095] == 0, 1);
+    IS(cudaGraphLaunch(executable, stream), 0);
+    IS(cudaStreamSynchronize(stream), 0);
+    IS(cudaMemcpy(to, two, 4096, 2), 0);
+    IS(to[0] == 2 && to[4095] == 2, 1);
+    IS(cudaGraphDestroy(graph) | cudaGraphExecDestroy(executable), 0);
     IS(cudaEventDestroy(first) | cudaEventDestroy(last) | cudaStreamDestroy(stream), 0);
     IS(cudaFreeHost(locked), 0);
 

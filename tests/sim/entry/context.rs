@@ -60,8 +60,7 @@ fn end(session: &mut Session<'_>, device: usize) -> Answer {
     let _ = session.synchronise_device(device);
     let state = &mut *session.state;
     for slot in state.streams.created(device) {
-        state.capturing -= usize::from(state.streams.get(slot).capturing);
-        state.streams.destroy(slot);
+        state.destroy_stream(slot);
     }
     let events = state
         .events
@@ -71,7 +70,6 @@ fn end(session: &mut Session<'_>, device: usize) -> Answer {
         state.events.remove(event);
     }
     for address in state.memory.allocations(device) {
-        state.pools.blocks.remove(&address);
         state.memory.free(address)?;
     }
     for address in state.memory.locked_new(device) {
@@ -79,6 +77,7 @@ fn end(session: &mut Session<'_>, device: usize) -> Answer {
     }
     state.devices[device].fault = None;
     state.devices[device].peers = 0;
+    state.devices[device].pool = None;
     Ok(())
 }
 

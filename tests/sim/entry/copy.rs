@@ -33,8 +33,12 @@ unsafe fn transfer(
     if to == 0 || from == 0 {
         return Err(INVALID);
     }
+    let slot = session.state.stream(function.name(), stream)?;
+    let captured = session.state.streams.get(slot).capture.is_some();
     let memory = &session.state.memory;
     let length = bytes as u64;
+    // A graph reads the host's memory at each launch, whatever that memory is.
+    let locked = memory.locked_at(from).is_some() || captured;
     let work = match (memory.is_device(to), memory.is_device(from)) {
         (true, true) => Work::Copy {
             to,
@@ -49,7 +53,7 @@ unsafe fn transfer(
         },
         // Page-locked memory is read when the copy's turn comes, other memory at once: the driver
         // stages it.
-        (true, false) if memory.locked_at(from).is_some() => Work::Fetch {
+        (true, false) if locked => Work::Fetch {
             to,
             from: from as usize,
             bytes: length,

@@ -59,14 +59,27 @@ fn record(session: &mut Session<'_>, event: CUevent, stream: CUstream) -> Answer
     {
         return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
     }
-    if session.state.streams.get(slot).capturing {
-        session.state.outside_capture("cuEventRecord")?;
+    let state = &mut *session.state;
+    if let Some(capture) = state.streams.get(slot).capture {
+        let Some(capture) = state.captures.get_mut(capture) else {
+            return Ok(());
+        };
+        let id = capture.id;
+        let recorded = capture.part(slot).map_or(0, |part| part.recorded);
+        if let Some(event) = state.events.get_mut(index) {
+            event.captured = Some((id, slot, recorded));
+        }
+        return Ok(());
+    }
+    if state.streams.get(slot).capturing {
+        state.outside_capture("cuEventRecord")?;
     }
     session.state.healthy(device)?;
     let state = &mut *session.state;
     let sequence = state.submit(slot, Work::Mark, None);
     if let Some(event) = state.events.get_mut(index) {
         event.recorded = Some((slot, sequence));
+        event.captured = None;
         event.ordinal = state.ordinal;
         event.clock.copy(&state.streams.get(slot).clock);
     }
@@ -108,6 +121,7 @@ pub unsafe extern "C" fn cuCtxRecordEvent(context: CUcontext, event: CUevent) ->
         let sequence = state.submit(gatherer, Work::Mark, None);
         if let Some(event) = state.events.get_mut(index) {
             event.recorded = Some((gatherer, sequence));
+            event.captured = None;
             event.ordinal = state.ordinal;
             event.clock.copy(&state.streams.get(gatherer).clock);
         }
@@ -116,10 +130,19 @@ pub unsafe extern "C" fn cuCtxRecordEvent(context: CUcontext, event: CUevent) ->
     })
 }
 
+/// That an event was not recorded within a capture last.
+fn not_captured(session: &Session<'_>, index: u32) -> Answer {
+    match session.state.events.get(index) {
+        Some(event) if event.captured.is_some() => Err(CUresult::CUDA_ERROR_CAPTURED_EVENT),
+        _ => Ok(()),
+    }
+}
+
 /// Whether what the event stands for is done.
 pub unsafe extern "C" fn cuEventQuery(event: CUevent) -> u32 {
     call(Function::cuEventQuery, |session| {
         let index = session.state.event("cuEventQuery", event)?;
+        not_captured(session, index)?;
         session.state.outside_capture("cuEventQuery")?;
         let state = &mut *session.state;
         let Some(event) = state.events.get(index) else {
@@ -143,6 +166,7 @@ pub unsafe extern "C" fn cuEventQuery(event: CUevent) -> u32 {
 pub unsafe extern "C" fn cuEventSynchronize(event: CUevent) -> u32 {
     call(Function::cuEventSynchronize, |session| {
         let index = session.state.event("cuEventSynchronize", event)?;
+        not_captured(session, index)?;
         session.state.outside_capture("cuEventSynchronize")?;
         let Some(event) = session.state.events.get(index) else {
             return Ok(());

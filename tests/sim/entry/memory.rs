@@ -52,11 +52,6 @@ pub unsafe extern "C" fn cuMemFree_v2(address: CUdeviceptr) -> u32 {
         // Looked up again: a host function may have let other threads in.
         let found = session.state.memory.allocation(address);
         let (mapping, _) = found.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        // Freed in stream order already, if the stream had not come to it before.
-        let ordered = session.state.pools.blocks.remove(&address);
-        if ordered.is_some_and(|block| block.freed) {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-        }
         session.state.check_unmap("cuMemFree", mapping);
         session.state.memory.free(address)
     })

@@ -88,7 +88,13 @@ unsafe fn attribute(
                 give(data.cast::<c_uint>(), on_device.into())
             }
             CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => give(data.cast::<c_uint>(), 3),
-            CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => give(data.cast::<u64>(), 0),
+            CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => {
+                let pool = match known.make {
+                    Some(Some(Make::Pooled(pool))) => session.state.memory.pools().handle(pool),
+                    _ => 0,
+                };
+                give(data.cast::<u64>(), pool)
+            }
             CU_POINTER_ATTRIBUTE_MAPPING_SIZE => give(data.cast::<usize>(), known.size as usize),
             CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR => give(data.cast::<u64>(), known.start),
             CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => give(data.cast::<c_ulonglong>(), known.id),

@@ -1,5 +1,6 @@
 //! Streams.
 
+use super::graph::capture_status;
 use crate::call::{call, give, wanted};
 use crate::context;
 use crate::failure::Function;
@@ -8,8 +9,7 @@ use crate::state::Answer;
 use crate::stream::{Kind, MOST_URGENT};
 use crate::work::Work;
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUevent, CUgraph, CUresult, CUstream, CUstreamCallback,
-    CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUcontext, CUdevice, CUevent, CUresult, CUstream, CUstreamCallback, CUstreamCaptureMode,
 };
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
@@ -95,9 +95,7 @@ pub unsafe extern "C" fn cuStreamDestroy_v2(stream: CUstream) -> u32 {
         if (stream as u64) <= crate::stream::PER_THREAD {
             return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
         }
-        let state = &mut *session.state;
-        state.capturing -= usize::from(state.streams.get(slot).capturing);
-        state.streams.destroy(slot);
+        session.state.destroy_stream(slot);
         Ok(())
     })
 }
@@ -119,12 +117,8 @@ pub unsafe extern "C" fn cuStreamIsCapturing(stream: CUstream, status: *mut c_ui
         if session.state.implicitly_captured(slot) {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
         }
-        let answer = match session.state.streams.get(slot).capturing {
-            true => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
-            false => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
-        };
         // SAFETY: the module's contract.
-        unsafe { give(status, answer as c_uint) }
+        unsafe { give(status, capture_status(session, slot) as c_uint) }
     })
 }
 
@@ -136,44 +130,6 @@ pub unsafe extern "C" fn cuStreamGetCtx(stream: CUstream, to: *mut CUcontext) ->
         let device = session.state.streams.get(slot).device;
         // SAFETY: the module's contract.
         unsafe { give(to, super::context::handle(device)) }
-    })
-}
-
-/// Begins a capture on a stream other than the legacy one. Work enqueued to it meanwhile is treated
-/// as any other here.
-pub unsafe extern "C" fn cuStreamBeginCapture_v2(
-    stream: CUstream,
-    _mode: CUstreamCaptureMode,
-) -> u32 {
-    call(Function::cuStreamBeginCapture_v2, |session| {
-        let slot = session.state.stream("cuStreamBeginCapture", stream)?;
-        let state = &mut *session.state;
-        let begun = state.streams.get_mut(slot);
-        if begun.kind == Kind::Legacy {
-            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-        }
-        if std::mem::replace(&mut begun.capturing, true) {
-            return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
-        }
-        state.capturing += 1;
-        Ok(())
-    })
-}
-
-/// Ends a capture. The graph is a handle that nothing can be done with.
-pub unsafe extern "C" fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> u32 {
-    /// Looks like an address.
-    const GRAPH: u64 = 0x5e00_0000_0000;
-    call(Function::cuStreamEndCapture, |session| {
-        let slot = session.state.stream("cuStreamEndCapture", stream)?;
-        wanted(graph)?;
-        let state = &mut *session.state;
-        if !std::mem::take(&mut state.streams.get_mut(slot).capturing) {
-            return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
-        }
-        state.capturing -= 1;
-        // SAFETY: the module's contract.
-        unsafe { give(graph, GRAPH as CUgraph) }
     })
 }
 
@@ -194,6 +150,7 @@ pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCa
 pub unsafe extern "C" fn cuStreamSynchronize(stream: CUstream) -> u32 {
     call(Function::cuStreamSynchronize, |session| {
         let slot = session.state.stream("cuStreamSynchronize", stream)?;
+        session.state.not_captured("cuStreamSynchronize", slot)?;
         session.state.outside_capture("cuStreamSynchronize")?;
         session.synchronise_stream(slot)
     })
@@ -203,6 +160,7 @@ pub unsafe extern "C" fn cuStreamSynchronize(stream: CUstream) -> u32 {
 pub unsafe extern "C" fn cuStreamQuery(stream: CUstream) -> u32 {
     call(Function::cuStreamQuery, |session| {
         let slot = session.state.stream("cuStreamQuery", stream)?;
+        session.state.not_captured("cuStreamQuery", slot)?;
         session.state.outside_capture("cuStreamQuery")?;
         session.query_stream(slot)
     })
@@ -217,11 +175,18 @@ pub unsafe extern "C" fn cuStreamWaitEvent(stream: CUstream, event: CUevent, fla
             return Err(INVALID);
         }
         let state = &mut *session.state;
-        if state.streams.get(slot).capturing {
-            // No event is recorded within a capture here, so this one is from outside.
+        let captured = state.events.get(index).and_then(|event| event.captured);
+        if let Some((id, from, recorded)) = captured {
+            return wait_in_capture(session, slot, (id, from, recorded));
+        }
+        // With a flag that says so, an event from outside is a node of the graph.
+        if state.streams.get(slot).capturing && flags == 0 {
             let text = "cuStreamWaitEvent during a capture for an event recorded outside it";
             state.violation(text.to_string());
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+        }
+        if state.record(slot, &Work::Mark) {
+            return Ok(());
         }
         state.healthy(state.streams.get(slot).device)?;
         let Some(event) = state.events.get(index) else {
@@ -236,6 +201,44 @@ pub unsafe extern "C" fn cuStreamWaitEvent(stream: CUstream, event: CUevent, fla
         session.enqueue(slot, Work::Mark, Some(recorded));
         Ok(())
     })
+}
+
+/// A wait for an event that was recorded within a capture: the stream takes part in it from then on.
+fn wait_in_capture(
+    session: &mut Session<'_>,
+    slot: u32,
+    (id, from, recorded): (u64, u32, u64),
+) -> Answer {
+    let state = &mut *session.state;
+    let running = state.captures.iter().find(|(_, capture)| capture.id == id);
+    let Some((index, _)) = running else {
+        // The capture is over: the event stands for nothing.
+        return Err(CUresult::CUDA_ERROR_CAPTURED_EVENT);
+    };
+    match state.streams.get(slot).capture {
+        None => state.join_capture(slot, index),
+        Some(mine) if mine == index => {}
+        Some(mine) => {
+            for capture in [mine, index] {
+                if let Some(capture) = state.captures.get_mut(capture) {
+                    capture.invalid = true;
+                }
+            }
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE);
+        }
+    }
+    if slot != from
+        && let Some(capture) = state.captures.get_mut(index)
+    {
+        if let Some(other) = capture.part(from) {
+            other.joined = other.joined.max(recorded);
+        }
+        // Whoever waits has something to hand on in turn.
+        if let Some(part) = capture.part(slot) {
+            part.recorded += 1;
+        }
+    }
+    Ok(())
 }
 
 /// Calls a function of the host with the stream and its status when its turn on the stream comes.

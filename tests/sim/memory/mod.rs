@@ -8,9 +8,11 @@ mod chunk;
 mod host;
 mod mapping;
 mod plain;
+mod pool;
 mod reach;
 
 pub(crate) use host::Locked;
+pub(crate) use pool::Pool;
 pub(crate) use reach::{Piece, Span};
 
 use crate::config::Config;
@@ -35,7 +37,12 @@ enum Kind {
     Reserved { granules: Vec<u32>, mapped: usize },
     /// One of the driver's own allocations: one mapping, which covers it but for the last page's
     /// rest.
-    Plain { mapping: u32, make: Make },
+    Plain {
+        mapping: u32,
+        make: Make,
+        /// Freed in the order of a stream that has not got there yet.
+        freeing: bool,
+    },
 }
 
 /// What kind of allocation the driver made.
@@ -45,6 +52,8 @@ pub(crate) enum Make {
     Device,
     /// Of `cuMemAllocManaged`: host code reaches it too.
     Managed,
+    /// Of a pool.
+    Pooled(u32),
 }
 
 /// The physical memory of one device.
@@ -69,6 +78,8 @@ pub(crate) struct Memory {
     handles: usize,
     reserved: u64,
     locked: BTreeMap<u64, Locked>,
+    /// The devices' default pools first.
+    pools: Slab<Pool>,
 }
 
 type Answer<T> = Result<T, CUresult>;
@@ -94,6 +105,7 @@ impl Memory {
             handles: 0,
             reserved: 0,
             locked: BTreeMap::new(),
+            pools: default_pools(config.devices),
         }
     }
 
@@ -124,6 +136,14 @@ impl Memory {
     pub fn mapping_mut(&mut self, index: u32) -> Option<&mut Mapping> {
         self.mappings.get_mut(index)
     }
+}
+
+fn default_pools(devices: usize) -> Slab<Pool> {
+    let mut pools = Slab::default();
+    for device in 0..devices {
+        pools.insert(Pool::new(device, false));
+    }
+    pools
 }
 
 impl Drop for Memory {

@@ -2,9 +2,10 @@
 
 use super::chunk::Chunk;
 use super::mapping::Mapping;
-use super::{Answer, INVALID, Kind, Make, Memory, Region};
+use super::{Answer, INVALID, Kind, Make, Memory, Pool, Region};
 use crate::page::{self, PAGE};
 use crate::shadow::GRANULE;
+use crate::slab::Slab;
 use cudarc::driver::sys::CUresult;
 
 impl Memory {
@@ -33,6 +34,11 @@ impl Memory {
         };
         let address = address.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         bank.used += size;
+        if let Make::Pooled(pool) = make
+            && let Some(pool) = self.pools.get_mut(pool)
+        {
+            pool.take(size);
+        }
         let mut chunk = Chunk::new(device, size, None);
         chunk.released = true;
         chunk.mappings = 1;
@@ -48,7 +54,11 @@ impl Memory {
             address,
             Region {
                 size: pages,
-                kind: Kind::Plain { mapping, make },
+                kind: Kind::Plain {
+                    mapping,
+                    make,
+                    freeing: false,
+                },
             },
         );
         Ok(address)
@@ -57,32 +67,82 @@ impl Memory {
     /// The mapping and the device of an allocation that starts here.
     pub fn allocation(&self, address: u64) -> Option<(u32, usize)> {
         match self.regions.get(&address)?.kind {
+            Kind::Plain { freeing: true, .. } | Kind::Reserved { .. } => None,
             Kind::Plain { mapping, .. } => {
                 let chunk = self.mappings.get(mapping)?.chunk;
                 Some((mapping, self.chunks.get(chunk)?.device))
             }
-            Kind::Reserved { .. } => None,
+        }
+    }
+
+    /// Says that an allocation of a pool, which starts here, will be freed: it is not in use any more,
+    /// and can't be freed again. Answers with its size.
+    pub fn begin_free(&mut self, address: u64) -> Answer<u64> {
+        let region = self.regions.get_mut(&address).ok_or(INVALID)?;
+        match &mut region.kind {
+            Kind::Plain {
+                mapping,
+                make: Make::Pooled(pool),
+                freeing,
+            } if !*freeing => {
+                *freeing = true;
+                let bytes = self.mappings.get(*mapping).ok_or(INVALID)?.size;
+                if let Some(pool) = self.pools.get_mut(*pool) {
+                    pool.give_back(bytes);
+                }
+                Ok(bytes)
+            }
+            _ => Err(INVALID),
         }
     }
 
     /// Frees an allocation that starts here.
     pub fn free(&mut self, address: u64) -> Answer<()> {
-        let (mapping, _) = self.allocation(address).ok_or(INVALID)?;
+        let region = self.regions.get(&address).ok_or(INVALID)?;
+        let Kind::Plain {
+            mapping,
+            make,
+            freeing,
+        } = region.kind
+        else {
+            return Err(INVALID);
+        };
         let region = self.regions.remove(&address).ok_or(INVALID)?;
         if let Some(mapping) = self.mappings.remove(mapping) {
             self.unhold(mapping.chunk);
+            if let Make::Pooled(index) = make
+                && let Some(pool) = self.pools.get_mut(index)
+            {
+                if !freeing {
+                    pool.give_back(mapping.size);
+                }
+                if pool.closed && pool.used == 0 {
+                    self.pools.remove(index);
+                }
+            }
         }
         // SAFETY: the range came from `allocate`; the program gave it up.
         unsafe { page::give_back(address, region.size) };
         Ok(())
     }
 
+    pub fn pools(&self) -> &Slab<Pool> {
+        &self.pools
+    }
+
+    pub fn pools_mut(&mut self) -> &mut Slab<Pool> {
+        &mut self.pools
+    }
+
     /// Every allocation on a device; for the end of a context.
     pub fn allocations(&self, device: usize) -> Vec<u64> {
-        let here = |address: &u64| {
-            self.allocation(*address)
-                .is_some_and(|(_, on)| on == device)
+        let here = |(address, region): (&u64, &Region)| {
+            let Kind::Plain { mapping, .. } = region.kind else {
+                return None;
+            };
+            let chunk = self.mappings.get(mapping)?.chunk;
+            (self.chunks.get(chunk)?.device == device).then_some(*address)
         };
-        self.regions.keys().copied().filter(here).collect()
+        self.regions.iter().filter_map(here).collect()
     }
 }

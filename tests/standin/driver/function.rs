@@ -116,6 +116,17 @@ macro_rules! functions {
             cuMemcpy2DUnaligned_v2: fn(what: *const CUDA_MEMCPY2D);
             cuMemcpy3DAsync_v2: fn(what: *const CUDA_MEMCPY3D, stream: CUstream);
             cuMemcpy3D_v2: fn(what: *const CUDA_MEMCPY3D);
+        cuStreamGetCaptureInfo_v3: fn(stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut c_ulonglong, graph: *mut CUgraph, dependencies: *mut *const CUgraphNode, edges: *mut *const c_void, count: *mut usize);
+        cuGraphCreate: fn(to: *mut CUgraph, flags: c_uint);
+        cuGraphDestroy: fn(handle: CUgraph);
+        cuGraphGetNodes: fn(handle: CUgraph, nodes: *mut CUgraphNode, count: *mut usize);
+        cuGraphInstantiateWithFlags: fn(to: *mut CUgraphExec, handle: CUgraph, flags: c_ulonglong);
+        cuGraphExecDestroy: fn(handle: CUgraphExec);
+        cuGraphLaunch: fn(handle: CUgraphExec, stream: CUstream);
+        cuGraphUpload: fn(handle: CUgraphExec, stream: CUstream);
+        cuGraphDebugDotPrint: fn(handle: CUgraph, path: *const c_char, flags: c_uint);
+            cuMemPoolGetAccess: fn(flags: *mut CUmemAccess_flags, which: CUmemoryPool, location: *mut CUmemLocation);
+            cuMemPoolSetAccess: fn(which: CUmemoryPool, access: *const CUmemAccessDesc, count: usize);
             cuLaunchHostFunc: fn(stream: CUstream, function: CUhostFn, argument: *mut c_void);
             cuLaunchKernel: fn(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, arguments: *mut *mut c_void, extra: *mut *mut c_void);
             cuLaunchKernelEx: fn(configuration: *const CUlaunchConfig, function: CUfunction, arguments: *mut *mut c_void, extra: *mut *mut c_void);
@@ -132,9 +143,9 @@ macro_rules! functions_with_numbers {
             cuDeviceGetP2PAttribute: fn(value: *mut c_int, attribute: CUdevice_P2PAttribute = 1..=5, of: CUdevice, peer: CUdevice);
             cuCtxGetLimit: fn(to: *mut usize, limit: CUlimit = 0..=10);
             cuCtxSetLimit: fn(limit: CUlimit = 0..=10, value: usize);
+            cuStreamBeginCapture_v2: fn(stream: CUstream, mode: CUstreamCaptureMode = 0..=2);
             cuMemPoolGetAttribute: fn(which: CUmemoryPool, attribute: CUmemPool_attribute = 1..=8, value: *mut c_void);
             cuMemPoolSetAttribute: fn(which: CUmemoryPool, attribute: CUmemPool_attribute = 1..=8, value: *mut c_void);
-            cuStreamBeginCapture_v2: fn(stream: CUstream, mode: CUstreamCaptureMode = 0..=2);
             cuPointerGetAttribute: fn(data: *mut c_void, which: CUpointer_attribute = 1..=21, address: CUdeviceptr);
             cuMemGetAllocationGranularity: fn(granularity: *mut usize, properties: *const CUmemAllocationProp, option: CUmemAllocationGranularity_flags = 0..=1);
         }

@@ -63,8 +63,10 @@ const VERSIONS: &[(&str, c_int, &str)] = &[
     ("cuMemsetD2D8", 3020, "cuMemsetD2D8_v2"),
     ("cuMemsetD32", 3020, "cuMemsetD32_v2"),
     ("cuMemsetD8", 3020, "cuMemsetD8_v2"),
+    ("cuGraphInstantiate", 12000, "cuGraphInstantiateWithFlags"),
     ("cuStreamBeginCapture", 10010, "cuStreamBeginCapture_v2"),
     ("cuStreamDestroy", 4000, "cuStreamDestroy_v2"),
+    ("cuStreamGetCaptureInfo", 12030, "cuStreamGetCaptureInfo_v3"),
 ];
 
 /// A function's address, or why there is none.

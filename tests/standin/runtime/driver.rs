@@ -23,6 +23,9 @@ pub(crate) fn check(status: u32) -> Answer {
     }
 }
 
+/// The version of CUDA whose signatures are used here, whatever version this library stands for.
+pub(crate) const SIGNATURES: c_int = 13000;
+
 macro_rules! driver {
     ($($name:ident($($argument:ident: $kind:ty),*);)*) => {
         /// The addresses of the driver's functions; 0 where it has none of that name.
@@ -214,7 +217,7 @@ fn load() -> Answer<Loaded> {
     let look_up = unsafe { transmute::<*mut c_void, GetProcAddress>(look_up) };
     let source = Source { look_up };
     // SAFETY: functions of these names have these signatures.
-    let driver = unsafe { Driver::new(|name| source.find(name, version(), 0).unwrap_or(0)) };
+    let driver = unsafe { Driver::new(|name| source.find(name, SIGNATURES, 0).unwrap_or(0)) };
     // SAFETY: no pointers.
     unsafe { driver.cuInit(0) }?;
     Ok(Loaded { driver, source })

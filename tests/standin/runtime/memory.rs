@@ -5,7 +5,7 @@ use crate::thread::{ready, run};
 use std::ffi::{c_int, c_uint};
 
 /// What sizes of 0 get: success, and null.
-fn something<T>(to: *mut T, bytes: usize, null: T) -> Answer<bool> {
+pub(crate) fn something<T>(to: *mut T, bytes: usize, null: T) -> Answer<bool> {
     if to.is_null() {
         return Err(INVALID);
     }

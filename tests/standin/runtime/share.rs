@@ -1,6 +1,6 @@
 //! Memory and events shared between processes.
 
-use crate::driver::{Address, Driver, Pointer, check, source, version};
+use crate::driver::{Address, Driver, Pointer, SIGNATURES, check, source};
 use crate::thread::{ready, run};
 use std::ffi::c_uint;
 use std::mem::transmute;
@@ -20,7 +20,7 @@ struct Handle([u8; 64]);
 unsafe extern "C" fn cudaIpcOpenMemHandle(to: *mut Address, handle: Handle, flags: c_uint) -> u32 {
     run(|| {
         let _: &Driver = ready()?;
-        let address = source()?.find("cuIpcOpenMemHandle\0", version(), 0)?;
+        let address = source()?.find("cuIpcOpenMemHandle\0", SIGNATURES, 0)?;
         // SAFETY: the driver's function of this name has this signature (`cuda.h`).
         let open = unsafe {
             transmute::<usize, unsafe extern "C" fn(*mut Address, Handle, c_uint) -> u32>(address)
@@ -34,7 +34,7 @@ unsafe extern "C" fn cudaIpcOpenMemHandle(to: *mut Address, handle: Handle, flag
 unsafe extern "C" fn cudaIpcOpenEventHandle(to: *mut Pointer, handle: Handle) -> u32 {
     run(|| {
         let _: &Driver = ready()?;
-        let address = source()?.find("cuIpcOpenEventHandle\0", version(), 0)?;
+        let address = source()?.find("cuIpcOpenEventHandle\0", SIGNATURES, 0)?;
         // SAFETY: as above.
         let open = unsafe {
             transmute::<usize, unsafe extern "C" fn(*mut Pointer, Handle) -> u32>(address)

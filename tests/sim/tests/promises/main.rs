@@ -5,11 +5,13 @@
 mod capture;
 mod context;
 mod failure;
+mod graph;
 mod mapping;
 mod memory;
 mod order;
 mod owner;
 mod pace;
+mod pool;
 mod signature;
 mod speed;
 mod stream;

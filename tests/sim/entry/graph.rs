@@ -1,0 +1,302 @@
+//! Captures, and the graphs that they make.
+
+use crate::call::{call, give, wanted};
+use crate::context;
+use crate::failure::Function;
+use crate::graph::{Graph, RELAXED};
+use crate::run::Session;
+use crate::state::Answer;
+use crate::stream::Kind;
+use crate::work::Work;
+use cudarc::driver::sys::{
+    CUgraph, CUgraphExec, CUgraphNode, CUresult, CUstream, CUstreamCaptureMode,
+    CUstreamCaptureStatus,
+};
+use std::ffi::{CStr, c_char, c_uint, c_ulonglong};
+use std::ptr::null_mut;
+
+const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+
+/// Nodes' handles are their graph's plus this for each: they are told apart, and no more.
+const NODE_STEP: u64 = 1 << 48;
+
+/// Begins to record a stream's work instead of enqueueing it. The legacy stream cannot be captured.
+pub unsafe extern "C" fn cuStreamBeginCapture_v2(
+    stream: CUstream,
+    mode: CUstreamCaptureMode,
+) -> u32 {
+    call(Function::cuStreamBeginCapture_v2, |session| {
+        let slot = session.state.stream("cuStreamBeginCapture", stream)?;
+        let found = session.state.streams.get(slot);
+        if found.kind == Kind::Legacy {
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
+        if found.capturing {
+            return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
+        }
+        session.state.begin_capture(slot, mode as u32);
+        Ok(())
+    })
+}
+
+/// Ends a capture on the stream that it began on, and hands its graph over. What broke the capture
+/// is said now, and there is no graph.
+pub unsafe extern "C" fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> u32 {
+    call(Function::cuStreamEndCapture, |session| {
+        wanted(graph)?;
+        let slot = session.state.stream("cuStreamEndCapture", stream)?;
+        // SAFETY: the module's contract.
+        unsafe { give(graph, null_mut())? };
+        let state = &mut *session.state;
+        let illegal = CUresult::CUDA_ERROR_ILLEGAL_STATE;
+        let index = state.streams.get(slot).capture.ok_or(illegal)?;
+        let capture = state.captures.get(index).ok_or(illegal)?;
+        if capture.parts.first().is_none_or(|part| part.slot != slot) {
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+        }
+        if capture.mode != RELAXED && capture.thread != context::thread() {
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+        }
+        let Some(capture) = state.end_capture(index) else {
+            return Err(illegal);
+        };
+        let broken = match (capture.invalid, capture.unjoined()) {
+            (true, _) => Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
+            (_, true) => Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED),
+            _ => None,
+        };
+        if let Some(status) = broken {
+            if let Some(graph) = state.graphs.remove(capture.graph) {
+                release(session, graph.owned);
+            }
+            return Err(status);
+        }
+        let handle = state.graphs.handle(capture.graph) as CUgraph;
+        // SAFETY: the module's contract.
+        unsafe { give(graph, handle) }
+    })
+}
+
+/// What `cuStreamIsCapturing` says of a stream.
+pub(super) fn capture_status(session: &Session<'_>, slot: u32) -> CUstreamCaptureStatus {
+    let stream = session.state.streams.get(slot);
+    let capture = stream.capture.and_then(|it| session.state.captures.get(it));
+    match (stream.capturing, capture) {
+        (false, _) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+        (_, Some(capture)) if capture.invalid => {
+            CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED
+        }
+        _ => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
+    }
+}
+
+/// Whether a stream captures, the capture's number and its graph so far. Dependencies are not told:
+/// there are none.
+pub unsafe extern "C" fn cuStreamGetCaptureInfo_v3(
+    stream: CUstream,
+    status: *mut CUstreamCaptureStatus,
+    id: *mut c_ulonglong,
+    graph: *mut CUgraph,
+    dependencies: *mut *const CUgraphNode,
+    edges: *mut *const std::ffi::c_void,
+    count: *mut usize,
+) -> u32 {
+    call(Function::cuStreamGetCaptureInfo_v3, |session| {
+        wanted(status)?;
+        let slot = session.state.stream("cuStreamGetCaptureInfo", stream)?;
+        if session.state.implicitly_captured(slot) {
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+        }
+        let state = &*session.state;
+        let capture = state.streams.get(slot).capture;
+        let capture = capture.and_then(|index| state.captures.get(index));
+        // SAFETY: the module's contract: all but the status may be null.
+        unsafe {
+            give(status, capture_status(session, slot))?;
+            if let Some(capture) = capture {
+                if !id.is_null() {
+                    give(id, capture.id)?;
+                }
+                if !graph.is_null() {
+                    give(graph, state.graphs.handle(capture.graph) as CUgraph)?;
+                }
+            }
+            if !dependencies.is_null() {
+                give(dependencies, std::ptr::null())?;
+            }
+            if !edges.is_null() {
+                give(edges, std::ptr::null())?;
+            }
+            if !count.is_null() {
+                give(count, 0)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// The graph that a handle means.
+fn graph(session: &Session<'_>, handle: CUgraph) -> Answer<u32> {
+    session.state.graphs.index(handle as u64).ok_or(INVALID)
+}
+
+/// Makes an empty graph.
+pub unsafe extern "C" fn cuGraphCreate(to: *mut CUgraph, flags: c_uint) -> u32 {
+    call(Function::cuGraphCreate, |session| {
+        wanted(to)?;
+        if flags != 0 {
+            return Err(INVALID);
+        }
+        let graph = session.state.graphs.insert(Graph::default());
+        // SAFETY: the module's contract.
+        unsafe { give(to, session.state.graphs.handle(graph) as CUgraph) }
+    })
+}
+
+/// Ends a graph; executables made of it stay.
+pub unsafe extern "C" fn cuGraphDestroy(handle: CUgraph) -> u32 {
+    call(Function::cuGraphDestroy, |session| {
+        let index = graph(session, handle)?;
+        if let Some(graph) = session.state.graphs.remove(index)
+            && !graph.instantiated
+        {
+            release(session, graph.owned);
+        }
+        Ok(())
+    })
+}
+
+/// Frees what a graph owned. What a program has freed itself is gone already.
+fn release(session: &mut Session<'_>, owned: Vec<u64>) {
+    for address in owned {
+        let _ = session.state.memory.free(address);
+    }
+}
+
+/// A graph's nodes: as many as fit, and how many; without a place for them, how many there are.
+pub unsafe extern "C" fn cuGraphGetNodes(
+    handle: CUgraph,
+    nodes: *mut CUgraphNode,
+    count: *mut usize,
+) -> u32 {
+    call(Function::cuGraphGetNodes, |session| {
+        wanted(count)?;
+        let index = graph(session, handle)?;
+        let found = session.state.graphs.get(index);
+        let all = found.map_or(0, |graph| graph.works.len());
+        // SAFETY: the module's contract: `count` says how many nodes may be written.
+        unsafe {
+            if nodes.is_null() {
+                return give(count, all);
+            }
+            let room = *count;
+            for number in 0..room {
+                let node = match number < all {
+                    true => handle as u64 + (number as u64 + 1) * NODE_STEP,
+                    false => 0,
+                };
+                nodes.add(number).write(node as CUgraphNode);
+            }
+            give(count, room.min(all))
+        }
+    })
+}
+
+/// Makes an executable of a graph.
+pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
+    to: *mut CUgraphExec,
+    handle: CUgraph,
+    _flags: c_ulonglong,
+) -> u32 {
+    call(Function::cuGraphInstantiateWithFlags, |session| {
+        session.state.device()?;
+        wanted(to)?;
+        let index = graph(session, handle)?;
+        let state = &mut *session.state;
+        let graph = state.graphs.get_mut(index).ok_or(INVALID)?;
+        let executable = Graph {
+            works: graph.works.clone(),
+            owned: match graph.instantiated {
+                true => Vec::new(),
+                false => graph.owned.clone(),
+            },
+            instantiated: true,
+        };
+        graph.instantiated = true;
+        let index = state.executables.insert(executable);
+        // SAFETY: the module's contract.
+        unsafe { give(to, state.executables.handle(index) as CUgraphExec) }
+    })
+}
+
+/// Ends an executable; launches of it that are under way go on.
+pub unsafe extern "C" fn cuGraphExecDestroy(handle: CUgraphExec) -> u32 {
+    call(Function::cuGraphExecDestroy, |session| {
+        let index = session.state.executables.index(handle as u64);
+        let gone = session.state.executables.remove(index.ok_or(INVALID)?);
+        if let Some(gone) = gone.filter(|gone| !gone.owned.is_empty()) {
+            let device = session.state.device()?;
+            session.synchronise_device(device)?;
+            release(session, gone.owned);
+        }
+        Ok(())
+    })
+}
+
+/// Enqueues all that an executable recorded; a stream that captures records it again.
+pub unsafe extern "C" fn cuGraphLaunch(handle: CUgraphExec, stream: CUstream) -> u32 {
+    call(Function::cuGraphLaunch, |session| {
+        let slot = session.state.stream("cuGraphLaunch", stream)?;
+        session
+            .state
+            .healthy(session.state.streams.get(slot).device)?;
+        let index = session.state.executables.index(handle as u64);
+        let found = session.state.executables.get(index.ok_or(INVALID)?);
+        let works = found.map_or_else(Vec::new, |graph| graph.works.clone());
+        for work in works {
+            session.enqueue(slot, work, None);
+        }
+        session.enqueue(slot, Work::Mark, None);
+        Ok(())
+    })
+}
+
+/// Does nothing: there is nothing to prepare.
+pub unsafe extern "C" fn cuGraphUpload(handle: CUgraphExec, stream: CUstream) -> u32 {
+    call(Function::cuGraphUpload, |session| {
+        session.state.stream("cuGraphUpload", stream)?;
+        let index = session.state.executables.index(handle as u64);
+        index.map(drop).ok_or(INVALID)
+    })
+}
+
+/// Writes a graph's nodes to a file, in the language of Graphviz.
+pub unsafe extern "C" fn cuGraphDebugDotPrint(
+    handle: CUgraph,
+    path: *const c_char,
+    _flags: c_uint,
+) -> u32 {
+    call(Function::cuGraphDebugDotPrint, |session| {
+        let index = graph(session, handle)?;
+        if path.is_null() {
+            return Err(INVALID);
+        }
+        // SAFETY: the module's contract: text that ends in a zero.
+        let path = unsafe { CStr::from_ptr(path) };
+        let found = session.state.graphs.get(index);
+        let mut text = String::from("digraph {\n");
+        for (number, work) in found
+            .map_or(&[][..], |graph| &graph.works)
+            .iter()
+            .enumerate()
+        {
+            text += &format!("  n{number} [label=\"{}\"];\n", work.describe());
+            if number > 0 {
+                text += &format!("  n{} -> n{number};\n", number - 1);
+            }
+        }
+        text += "}\n";
+        let path = path.to_str().map_err(|_| INVALID)?;
+        std::fs::write(path, text).map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)
+    })
+}

@@ -1,0 +1,232 @@
+//! Captures that programs make, and the graphs that come of them.
+
+use super::*;
+use cudarc::driver::sys::{
+    CUgraph, CUgraphExec, CUstreamCaptureMode, CUstreamCaptureMode as Mode, CUstreamCaptureStatus,
+};
+
+const GLOBAL: CUstreamCaptureMode = Mode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+const THREAD_LOCAL: CUstreamCaptureMode = Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+const RELAXED: CUstreamCaptureMode = Mode::CU_STREAM_CAPTURE_MODE_RELAXED;
+
+fn begin(stream: CUstream, mode: CUstreamCaptureMode) {
+    // SAFETY: a handle.
+    ok(unsafe { cuStreamBeginCapture_v2(stream, mode) });
+}
+
+fn end(stream: CUstream) -> Result<CUgraph, u32> {
+    let mut graph = null_mut();
+    // SAFETY: writes a local.
+    match unsafe { cuStreamEndCapture(stream, &mut graph) } {
+        0 => Ok(graph),
+        status => {
+            assert!(graph.is_null());
+            Err(status)
+        }
+    }
+}
+
+fn executable(graph: CUgraph) -> CUgraphExec {
+    let mut executable = null_mut();
+    // SAFETY: writes a local.
+    ok(unsafe { cuGraphInstantiateWithFlags(&mut executable, graph, 0) });
+    executable
+}
+
+fn launch(executable: CUgraphExec, stream: CUstream) {
+    // SAFETY: handles.
+    ok(unsafe { cuGraphLaunch(executable, stream) });
+}
+
+/// The capture's status and number.
+fn info(stream: CUstream) -> (CUstreamCaptureStatus, u64) {
+    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let (mut id, none) = (0, null_mut());
+    // SAFETY: writes locals.
+    ok(unsafe {
+        let info = cuStreamGetCaptureInfo_v3;
+        info(
+            stream,
+            &mut status,
+            &mut id,
+            none,
+            null_mut(),
+            null_mut(),
+            null_mut(),
+        )
+    });
+    (status, id)
+}
+
+#[test]
+fn what_is_captured_runs_at_each_launch_and_not_before() {
+    let _rig = Rig::new(Config::default());
+    let (a, address, calls) = (stream(), alloc(512), counter());
+    ok(fill(address, 1, 512, a));
+    begin(a, GLOBAL);
+    ok(fill(address, 2, 512, a));
+    ok(count_up(a, calls));
+    let graph = end(a).expect("a whole capture");
+    assert_eq!(word(address, a), 1);
+    let executable = executable(graph);
+    // SAFETY: a handle that is not used again.
+    ok(unsafe { cuGraphDestroy(graph) });
+    for launches in 1..3 {
+        ok(fill(address, 1, 512, a));
+        launch(executable, a);
+        assert_eq!(word(address, a), 2);
+        assert_eq!(calls.load(std::sync::atomic::Ordering::SeqCst), launches);
+    }
+    // SAFETY: as above.
+    ok(unsafe { cuGraphExecDestroy(executable) });
+    // SAFETY: a stale handle is an error, and nothing else.
+    invalid(unsafe { cuGraphLaunch(executable, a) });
+}
+
+#[test]
+fn streams_join_a_capture_by_events() {
+    let _rig = Rig::new(Config::default());
+    let (a, b, address) = (stream(), stream(), alloc(512));
+    begin(a, GLOBAL);
+    let (_, id) = info(a);
+    let fork = recorded(a);
+    wait(b, fork);
+    assert_eq!(
+        info(b),
+        (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE, id)
+    );
+    ok(fill(address, 7, 512, b));
+    status(query(fork), CUresult::CUDA_ERROR_CAPTURED_EVENT);
+    let join = recorded(b);
+    wait(a, join);
+    let graph = end(a).expect("a whole capture");
+    assert_eq!(
+        info(b).0,
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
+    );
+    launch(executable(graph), a);
+    assert_eq!(word(address, a), 7);
+}
+
+#[test]
+fn what_nobody_waits_for_is_no_graph() {
+    let _rig = Rig::new(Config::default());
+    let (a, b, address) = (stream(), stream(), alloc(512));
+    begin(a, GLOBAL);
+    let fork = recorded(a);
+    wait(b, fork);
+    ok(fill(address, 7, 512, b));
+    let unjoined = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED as u32;
+    assert_eq!(end(a), Err(unjoined));
+    // Both are free again.
+    ok(fill(address, 1, 512, b));
+    ok(synchronise());
+}
+
+#[test]
+fn a_capture_is_ended_where_it_began() {
+    let _rig = Rig::new(Config::default());
+    let (a, b) = (stream(), stream());
+    let illegal = CUresult::CUDA_ERROR_ILLEGAL_STATE as u32;
+    assert_eq!(end(a), Err(illegal));
+    begin(a, GLOBAL);
+    // SAFETY: a handle.
+    status(
+        unsafe { cuStreamBeginCapture_v2(a, GLOBAL) },
+        CUresult::CUDA_ERROR_ILLEGAL_STATE,
+    );
+    let fork = recorded(a);
+    wait(b, fork);
+    assert_eq!(
+        end(b),
+        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED as u32)
+    );
+    let join = recorded(b);
+    wait(a, join);
+    assert!(end(a).is_ok());
+    // SAFETY: the legacy stream's handle.
+    status(
+        unsafe { cuStreamBeginCapture_v2(LEGACY, GLOBAL) },
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+    );
+}
+
+/// What `cuMemAlloc_v2` answers on this thread, and whether a capture of this mode, begun here, is
+/// whole after it was called there.
+fn allocating(
+    rig: &Rig,
+    capture: CUstreamCaptureMode,
+    caller: CUstreamCaptureMode,
+    elsewhere: bool,
+) -> (bool, bool) {
+    let a = stream();
+    begin(a, capture);
+    let call = || {
+        let (mut mode, mut address) = (caller, 0);
+        // SAFETY: outputs are locals.
+        unsafe {
+            ok(cuThreadExchangeStreamCaptureMode(&mut mode));
+            let answer = cuMemAlloc_v2(&mut address, 512);
+            ok(cuThreadExchangeStreamCaptureMode(&mut mode));
+            answer == 0
+        }
+    };
+    let allowed = match elsewhere {
+        false => call(),
+        true => std::thread::scope(|scope| {
+            let machine = rig.machine.clone();
+            let there = move || {
+                let _bound = machine.bind();
+                let mut context = null_mut();
+                // SAFETY: outputs are locals.
+                unsafe {
+                    ok(cuDevicePrimaryCtxRetain(&mut context, 0));
+                    ok(cuCtxSetCurrent(context));
+                }
+                call()
+            };
+            scope.spawn(there).join().expect("no panic")
+        }),
+    };
+    let whole = end(a).is_ok();
+    assert_eq!(rig.machine.violations().len(), usize::from(!allowed));
+    (allowed, whole)
+}
+
+#[test]
+fn modes_say_who_may_allocate_meanwhile() {
+    let rig = Rig::new(Config::default());
+    let (yes, no) = ((true, true), (false, false));
+    // A thread that allows itself everything breaks no capture.
+    for capture in [GLOBAL, THREAD_LOCAL, RELAXED] {
+        assert_eq!(allocating(&rig, capture, RELAXED, false), yes);
+        assert_eq!(allocating(&rig, capture, RELAXED, true), yes);
+    }
+    // A global capture binds every other, a thread-local one its own thread, a relaxed one nobody.
+    assert_eq!(allocating(&rig, GLOBAL, GLOBAL, false), no);
+    assert_eq!(allocating(&rig, GLOBAL, GLOBAL, true), no);
+    assert_eq!(allocating(&rig, GLOBAL, THREAD_LOCAL, true), yes);
+    assert_eq!(allocating(&rig, THREAD_LOCAL, GLOBAL, false), no);
+    assert_eq!(allocating(&rig, THREAD_LOCAL, GLOBAL, true), yes);
+    assert_eq!(allocating(&rig, RELAXED, GLOBAL, false), yes);
+}
+
+#[test]
+fn waiting_for_a_capturing_stream_breaks_its_capture() {
+    let rig = Rig::new(Config::default());
+    let a = stream();
+    begin(a, RELAXED);
+    status(
+        synchronise_stream(a),
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+    );
+    rig.one_violation("called during a capture");
+    assert_eq!(
+        info(a).0,
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED
+    );
+    assert_eq!(
+        end(a),
+        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED as u32)
+    );
+}
