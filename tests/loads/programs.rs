@@ -211,7 +211,7 @@ pub fn small(random: &mut Random) -> Script {
 }
 
 /// Each power of two from the smallest to the largest is as likely as any other.
-fn any_size(random: &mut Random, smallest: u64, largest: u64) -> u64 {
+pub fn any_size(random: &mut Random, smallest: u64, largest: u64) -> u64 {
     let power = random.between(smallest.ilog2().into(), u64::from(largest.ilog2()) + 1);
     random
         .between(1 << power, 2 << power)

@@ -1,5 +1,6 @@
 //! Puts scripts through a pool on the simulated GPU.
 
+use crate::random::Random;
 use crate::script::{Event, Script};
 use concertina_engine::driver::{self, Functions};
 use concertina_engine::runtime::settings::Settings;
@@ -21,9 +22,16 @@ pub struct Replay {
 impl Replay {
     /// An empty pool for the script, on a GPU whose work ends `late` events late.
     pub fn new(script: &Script, late: u64) -> Replay {
+        let mut replay = Replay::with_memory(4 * script.peak_live.max(1 << 30), late);
+        replay.make_streams(script.streams);
+        replay
+    }
+
+    /// The same with so many bytes, and the default stream alone.
+    pub fn with_memory(memory: u64, late: u64) -> Replay {
         // Nothing touches the memory, so there is nothing to check.
         let machine = Machine::new(Config {
-            memory: 4 * script.peak_live.max(1 << 30),
+            memory,
             checks: false,
             ..Config::default()
         });
@@ -43,16 +51,14 @@ impl Replay {
         if late > 0 {
             machine.set_pace(Pace::Late(late));
         }
-        let mut replay = Replay {
+        Replay {
             machine,
             functions,
             allocator,
             streams: vec![0],
             late: late > 0,
             _bound: bound,
-        };
-        replay.make_streams(script.streams);
-        replay
+        }
     }
 
     pub fn device(&self) -> &Device {
@@ -61,11 +67,16 @@ impl Replay {
 
     /// Runs a script to its end, and returns the most bytes that were held meanwhile.
     pub fn pass(&mut self, script: &Script) -> u64 {
+        self.watched_pass(script, |_, _| ())
+    }
+
+    /// The same. After each event `watch` is told how many there were.
+    pub fn watched_pass(&mut self, script: &Script, mut watch: impl FnMut(&Replay, usize)) -> u64 {
         let device = self.device();
         device.reset_peaks();
         // By block: address and stream.
         let mut blocks = vec![(0, 0); script.blocks()];
-        for event in &script.events {
+        for (count, event) in script.events.iter().enumerate() {
             match *event {
                 Event::Take(block, bytes, stream) => {
                     let stream = self.streams[usize::from(stream)];
@@ -87,11 +98,24 @@ impl Replay {
             if self.late {
                 self.machine.tick();
             }
+            watch(self, count + 1);
         }
-        let figures = device.figures();
-        assert_eq!(figures.counters.all.allocation.current, 0);
         assert_eq!(device.check(), Ok(()));
-        figures.peak_reserved_bytes()
+        device.figures().peak_reserved_bytes()
+    }
+
+    /// One of the streams.
+    pub fn any_stream(&self, random: &mut Random) -> u64 {
+        self.streams[random.below(self.streams.len() as u64) as usize]
+    }
+
+    /// All streams end but the default one; their work goes on.
+    pub fn end_streams(&mut self) {
+        for stream in self.streams.drain(1..) {
+            // SAFETY: `make_streams` made it, and it is not used again.
+            let status = unsafe { (self.functions.cuStreamDestroy_v2)(stream as _) };
+            assert_eq!(status, 0);
+        }
     }
 
     /// So many streams, the default one included.

@@ -65,30 +65,6 @@ impl Script {
         self.sizes.len()
     }
 
-    /// The most bytes that were live or had been given back fewer than `late` events ago: what other
-    /// streams than their own cannot have yet where work ends that late.
-    pub fn peak_busy(&self, late: usize) -> u64 {
-        let mut sizes = vec![0; self.sizes.len()];
-        let (mut busy, mut peak) = (0, 0);
-        let mut given = vec![0; late];
-        for (at, event) in self.events.iter().enumerate() {
-            if late > 0 {
-                busy -= std::mem::take(&mut given[at % late]);
-            }
-            match *event {
-                Event::Take(block, bytes, _) => {
-                    sizes[block as usize] = bytes.next_multiple_of(UNIT);
-                    busy += sizes[block as usize];
-                }
-                Event::Give(block) if late > 0 => given[at % late] = sizes[block as usize],
-                Event::Give(block) => busy -= sizes[block as usize],
-                Event::Use(..) => {}
-            }
-            peak = peak.max(busy);
-        }
-        peak
-    }
-
     /// Two programs in one process, the second on streams `shift` further on. What each of them does
     /// next comes at random, as often as it has events.
     pub fn beside(self, other: Script, shift: u16, random: &mut Random) -> Script {

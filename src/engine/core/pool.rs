@@ -272,6 +272,11 @@ impl<G: Gpu> Pool<G> {
         &mut self.gpu
     }
 
+    /// Bytes of host memory that the nodes of blocks and the table take, in use or not.
+    pub fn node_bytes(&self) -> usize {
+        size_of_val(&*self.blocks) + self.table.bytes()
+    }
+
     /// Bytes of addresses held, mapped or not.
     pub fn addresses(&self) -> u64 {
         self.groups.iter().map(|group| group.space.reserved()).sum()

@@ -30,6 +30,11 @@ impl Table {
         }
     }
 
+    /// Bytes of its places, in use or not.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.places)
+    }
+
     pub fn len(&self) -> usize {
         self.count
     }

@@ -146,6 +146,8 @@ pub struct Figures {
     pub largest_free: u64,
     /// Bytes of addresses reserved.
     pub addresses: u64,
+    /// Bytes of host memory for what is known of each block.
+    pub node_bytes: usize,
     /// The limit in bytes, if one is set.
     pub limit: Option<u64>,
 }
@@ -525,6 +527,7 @@ impl Device {
                 .collect(),
             largest_free: state.pool.largest_free(),
             addresses: state.pool.addresses(),
+            node_bytes: state.pool.node_bytes(),
             limit: self.limit(),
         }
     }
