@@ -39,7 +39,8 @@ functions! {
     cuThreadExchangeStreamCaptureMode cuStreamSynchronize cuStreamQuery cuStreamWaitEvent
     cuStreamAddCallback cuStreamBeginCapture_v2 cuStreamEndCapture cuStreamGetCaptureInfo_v3
     cuGraphCreate cuGraphDestroy cuGraphGetNodes cuGraphInstantiateWithFlags cuGraphExecDestroy
-    cuGraphLaunch cuGraphUpload cuGraphDebugDotPrint
+    cuGraphLaunch cuGraphUpload cuGraphDebugDotPrint cuGraphAddEmptyNode cuGraphNodeGetType
+    cuGraphNodeGetDependencies_v2 cuStreamUpdateCaptureDependencies_v2
     cuMemsetD8Async cuMemsetD8_v2 cuMemsetD16Async cuMemsetD16_v2 cuMemsetD32Async cuMemsetD32_v2
     cuMemsetD2D8Async cuMemsetD2D8_v2 cuMemsetD2D16Async cuMemsetD2D16_v2
     cuMemsetD2D32Async cuMemsetD2D32_v2

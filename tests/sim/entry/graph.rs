@@ -9,7 +9,7 @@ use crate::state::Answer;
 use crate::stream::Kind;
 use crate::work::Work;
 use cudarc::driver::sys::{
-    CUgraph, CUgraphExec, CUgraphNode, CUresult, CUstream, CUstreamCaptureMode,
+    CUgraph, CUgraphExec, CUgraphNode, CUgraphNodeType, CUresult, CUstream, CUstreamCaptureMode,
     CUstreamCaptureStatus,
 };
 use std::ffi::{CStr, c_char, c_uint, c_ulonglong};
@@ -17,7 +17,7 @@ use std::ptr::null_mut;
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-/// Nodes' handles are their graph's plus this for each: they are told apart, and no more.
+/// Nodes' handles are their graph's plus this for each.
 const NODE_STEP: u64 = 1 << 48;
 
 /// Begins to record a stream's work instead of enqueueing it. The legacy stream cannot be captured.
@@ -191,13 +191,102 @@ pub unsafe extern "C" fn cuGraphGetNodes(
             }
             let room = *count;
             for number in 0..room {
-                let node = match number < all {
-                    true => handle as u64 + (number as u64 + 1) * NODE_STEP,
-                    false => 0,
-                };
-                nodes.add(number).write(node as CUgraphNode);
+                nodes.add(number).write(match number < all {
+                    true => node_handle(handle, number),
+                    false => null_mut(),
+                });
             }
             give(count, room.min(all))
+        }
+    })
+}
+
+fn node_handle(graph: CUgraph, number: usize) -> CUgraphNode {
+    (graph as u64 + (number as u64 + 1) * NODE_STEP) as CUgraphNode
+}
+
+/// The graph of a node, and the node's number in it.
+fn node(session: &Session<'_>, handle: CUgraphNode) -> Answer<(CUgraph, usize)> {
+    let of = (handle as u64 % NODE_STEP) as CUgraph;
+    let number = (handle as u64 / NODE_STEP).checked_sub(1).ok_or(INVALID)? as usize;
+    let graph = session.state.graphs.get(graph(session, of)?);
+    match graph.is_some_and(|graph| number < graph.works.len()) {
+        true => Ok((of, number)),
+        false => Err(INVALID),
+    }
+}
+
+/// Adds a node that does nothing, after all that are there.
+pub unsafe extern "C" fn cuGraphAddEmptyNode(
+    to: *mut CUgraphNode,
+    handle: CUgraph,
+    _dependencies: *const CUgraphNode,
+    _count: usize,
+) -> u32 {
+    call(Function::cuGraphAddEmptyNode, |session| {
+        wanted(to)?;
+        let index = graph(session, handle)?;
+        let graph = session.state.graphs.get_mut(index).ok_or(INVALID)?;
+        graph.works.push(Work::Mark);
+        let number = graph.works.len() - 1;
+        // SAFETY: the module's contract.
+        unsafe { give(to, node_handle(handle, number)) }
+    })
+}
+
+/// What kind of work a node is. A kernel does nothing here, and is as good as an empty node.
+pub unsafe extern "C" fn cuGraphNodeGetType(which: CUgraphNode, to: *mut CUgraphNodeType) -> u32 {
+    use CUgraphNodeType::*;
+    call(Function::cuGraphNodeGetType, |session| {
+        let (of, number) = node(session, which)?;
+        let graph = session.state.graphs.get(graph(session, of)?);
+        let kind = match graph.map(|graph| &graph.works[number]) {
+            Some(Work::Fill { .. }) => CU_GRAPH_NODE_TYPE_MEMSET,
+            Some(Work::Call { .. }) => CU_GRAPH_NODE_TYPE_HOST,
+            Some(Work::Free { .. }) => CU_GRAPH_NODE_TYPE_MEM_FREE,
+            Some(Work::Mark) | None => CU_GRAPH_NODE_TYPE_EMPTY,
+            Some(_) => CU_GRAPH_NODE_TYPE_MEMCPY,
+        };
+        // SAFETY: the module's contract.
+        unsafe { give(to, kind) }
+    })
+}
+
+/// What a node comes after: the one before it.
+pub unsafe extern "C" fn cuGraphNodeGetDependencies_v2(
+    which: CUgraphNode,
+    dependencies: *mut CUgraphNode,
+    _edges: *mut std::ffi::c_void,
+    count: *mut usize,
+) -> u32 {
+    call(Function::cuGraphNodeGetDependencies_v2, |session| {
+        wanted(count)?;
+        let (of, number) = node(session, which)?;
+        // SAFETY: the module's contract: `count` says how many nodes may be written.
+        unsafe {
+            if number > 0 && !dependencies.is_null() && *count > 0 {
+                give(dependencies, node_handle(of, number - 1))?;
+            }
+            give(count, number.min(1))
+        }
+    })
+}
+
+/// Would change what a capturing stream's next work comes after; here that is all that is there.
+pub unsafe extern "C" fn cuStreamUpdateCaptureDependencies_v2(
+    stream: CUstream,
+    _dependencies: *mut CUgraphNode,
+    _edges: *const std::ffi::c_void,
+    _count: usize,
+    _flags: c_uint,
+) -> u32 {
+    call(Function::cuStreamUpdateCaptureDependencies_v2, |session| {
+        let slot = session
+            .state
+            .stream("cuStreamUpdateCaptureDependencies", stream)?;
+        match session.state.streams.get(slot).capture {
+            Some(_) => Ok(()),
+            None => Err(CUresult::CUDA_ERROR_ILLEGAL_STATE),
         }
     })
 }

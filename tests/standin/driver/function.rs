@@ -127,6 +127,10 @@ macro_rules! functions {
         cuGraphDebugDotPrint: fn(handle: CUgraph, path: *const c_char, flags: c_uint);
             cuMemPoolGetAccess: fn(flags: *mut CUmemAccess_flags, which: CUmemoryPool, location: *mut CUmemLocation);
             cuMemPoolSetAccess: fn(which: CUmemoryPool, access: *const CUmemAccessDesc, count: usize);
+            cuGraphAddEmptyNode: fn(to: *mut CUgraphNode, handle: CUgraph, dependencies: *const CUgraphNode, count: usize);
+            cuGraphNodeGetType: fn(which: CUgraphNode, to: *mut CUgraphNodeType);
+            cuGraphNodeGetDependencies_v2: fn(which: CUgraphNode, dependencies: *mut CUgraphNode, edges: *mut c_void, count: *mut usize);
+            cuStreamUpdateCaptureDependencies_v2: fn(stream: CUstream, dependencies: *mut CUgraphNode, edges: *const c_void, count: usize, flags: c_uint);
             cuLaunchHostFunc: fn(stream: CUstream, function: CUhostFn, argument: *mut c_void);
             cuLaunchKernel: fn(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, arguments: *mut *mut c_void, extra: *mut *mut c_void);
             cuLaunchKernelEx: fn(configuration: *const CUlaunchConfig, function: CUfunction, arguments: *mut *mut c_void, extra: *mut *mut c_void);

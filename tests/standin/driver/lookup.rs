@@ -64,6 +64,16 @@ const VERSIONS: &[(&str, c_int, &str)] = &[
     ("cuMemsetD32", 3020, "cuMemsetD32_v2"),
     ("cuMemsetD8", 3020, "cuMemsetD8_v2"),
     ("cuGraphInstantiate", 12000, "cuGraphInstantiateWithFlags"),
+    (
+        "cuGraphNodeGetDependencies",
+        12030,
+        "cuGraphNodeGetDependencies_v2",
+    ),
+    (
+        "cuStreamUpdateCaptureDependencies",
+        12030,
+        "cuStreamUpdateCaptureDependencies_v2",
+    ),
     ("cuStreamBeginCapture", 10010, "cuStreamBeginCapture_v2"),
     ("cuStreamDestroy", 4000, "cuStreamDestroy_v2"),
     ("cuStreamGetCaptureInfo", 12030, "cuStreamGetCaptureInfo_v3"),

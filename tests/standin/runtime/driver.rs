@@ -116,6 +116,10 @@ driver! {
     cuThreadExchangeStreamCaptureMode(mode: *mut c_uint);
     cuGraphDestroy(graph: Pointer);
     cuGraphGetNodes(graph: Pointer, nodes: *mut Pointer, count: *mut usize);
+    cuGraphAddEmptyNode(node: *mut Pointer, graph: Pointer, dependencies: *const Pointer, count: usize);
+    cuGraphNodeGetType(node: Pointer, kind: *mut c_uint);
+    cuGraphNodeGetDependencies(node: Pointer, dependencies: *mut Pointer, edges: Pointer, count: *mut usize);
+    cuStreamUpdateCaptureDependencies(stream: Pointer, dependencies: *mut Pointer, edges: Pointer, count: usize, flags: c_uint);
     cuGraphInstantiateWithFlags(executable: *mut Pointer, graph: Pointer, flags: c_ulonglong);
     cuGraphExecDestroy(executable: Pointer);
     cuGraphLaunch(executable: Pointer, stream: Pointer);

@@ -84,6 +84,50 @@ fn what_is_captured_runs_at_each_launch_and_not_before() {
 }
 
 #[test]
+fn a_graph_tells_its_nodes() {
+    use cudarc::driver::sys::CUgraphNodeType as Type;
+    let _rig = Rig::new(Config::default());
+    let (a, address) = (stream(), alloc(512));
+    begin(a, GLOBAL);
+    ok(fill(address, 2, 512, a));
+    ok(copy(address, address + 256, 256, a));
+    let graph = end(a).expect("a whole capture");
+    let (mut count, mut nodes) = (0, [null_mut(); 4]);
+    // SAFETY: writes locals.
+    unsafe {
+        ok(cuGraphGetNodes(graph, null_mut(), &mut count));
+        assert_eq!(count, 2);
+        ok(cuGraphAddEmptyNode(&mut nodes[3], graph, null_mut(), 0));
+        count = nodes.len();
+        ok(cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count));
+    }
+    assert_eq!(count, 3);
+    assert!(nodes[3].is_null());
+    let kinds = [
+        Type::CU_GRAPH_NODE_TYPE_MEMSET,
+        Type::CU_GRAPH_NODE_TYPE_MEMCPY,
+        Type::CU_GRAPH_NODE_TYPE_EMPTY,
+    ];
+    for (number, kind) in kinds.into_iter().enumerate() {
+        let (mut found, mut before, mut count) = (Type::CU_GRAPH_NODE_TYPE_HOST, null_mut(), 1);
+        // SAFETY: a handle, and outputs that are locals.
+        unsafe {
+            ok(cuGraphNodeGetType(nodes[number], &mut found));
+            let none = null_mut();
+            ok(cuGraphNodeGetDependencies_v2(
+                nodes[number],
+                &mut before,
+                none,
+                &mut count,
+            ));
+        }
+        assert_eq!(found, kind);
+        assert_eq!(count, number.min(1));
+        assert!(number == 0 || before == nodes[number - 1]);
+    }
+}
+
+#[test]
 fn streams_join_a_capture_by_events() {
     let _rig = Rig::new(Config::default());
     let (a, b, address) = (stream(), stream(), alloc(512));
