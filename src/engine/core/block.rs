@@ -152,21 +152,10 @@ impl Blocks {
         front
     }
 
-    /// Makes one node of a block and the next one, whose memory touches it. `tail` is the block at
-    /// the end of its run, which may be the one that goes.
+    /// The nodes, and the first vacant one, for [`absorb_next`].
     #[inline(always)]
-    pub fn absorb_next(&mut self, id: BlockId, tail: &mut BlockId) {
-        let gone = self[id].next;
-        let (size, after) = (self[gone].size, self[gone].next);
-        self[id].size += size;
-        self[id].next = after;
-        if after != NONE {
-            self[after].prev = id;
-        }
-        if *tail == gone {
-            *tail = id;
-        }
-        self.remove(gone);
+    pub fn parts(&mut self) -> (&mut [Block], &mut BlockId) {
+        (&mut self.nodes, &mut self.vacant)
     }
 
     /// Every node in use.
@@ -176,6 +165,27 @@ impl Blocks {
             .enumerate()
             .filter(|(_, block)| block.state != State::Vacant)
             .map(|(id, block)| (id as BlockId, block))
+    }
+}
+
+/// Makes one node of a block and the next one, whose memory touches it; the other is vacant then.
+/// `tail` is the block at the end of its run, which may be the one that goes.
+#[inline(always)]
+pub fn absorb_next(nodes: &mut [Block], vacant: &mut BlockId, id: BlockId, tail: &mut BlockId) {
+    let gone = nodes[id as usize].next;
+    let node = &mut nodes[gone as usize];
+    let (size, after) = (node.size, node.next);
+    node.state = State::Vacant;
+    node.next = *vacant;
+    *vacant = gone;
+    let node = &mut nodes[id as usize];
+    node.size += size;
+    node.next = after;
+    if after != NONE {
+        nodes[after as usize].prev = id;
+    }
+    if *tail == gone {
+        *tail = id;
     }
 }
 

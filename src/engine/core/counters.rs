@@ -379,8 +379,14 @@ impl Tally {
     #[inline]
     fn holes_risen(&mut self, class: usize) {
         let [small, large] = &self.now;
-        self.peak_of_all.holes.raise(small.holes.and(large.holes));
-        self.peak[class].holes.raise(self.now[class].holes);
+        if self
+            .peak_of_all
+            .holes
+            .is_below(small.holes.and(large.holes))
+            || self.peak[class].holes.is_below(self.now[class].holes)
+        {
+            self.raise_peaks();
+        }
     }
 
     /// Memory was taken from the driver.

@@ -3,7 +3,7 @@
 //! [`Pool::allocate`] is the ladder, a comment a step. The first step, a best fit that is free
 //! already, is the fast path: a look-up in two sets of bins, a split and a hash insertion.
 
-use super::block::{Block, BlockId, Blocks, NONE, State, VACANT};
+use super::block::{Block, BlockId, Blocks, NONE, State, VACANT, absorb_next};
 use super::chunk::ChunkId;
 use super::clock::Clock;
 use super::counters::{Counters, Tally};
@@ -63,6 +63,8 @@ pub struct Unknown;
 #[derive(Clone, Copy)]
 pub struct Live {
     id: BlockId,
+    /// Its place in the table.
+    place: usize,
     /// Bytes asked for.
     pub requested: u64,
     /// The stream that it was allocated on.
@@ -172,10 +174,11 @@ impl<G: Gpu> Pool<G> {
 
     #[inline(always)]
     fn hand_out(&mut self, hole: BlockId, size: u64, requested: u64, slot: u16) -> u64 {
-        let block = self.take(hole, size, slot);
-        self.blocks[block].detail = requested;
-        let address = self.blocks[block].address;
-        self.table.insert(&mut self.blocks, block);
+        let id = self.take(hole, size, slot);
+        let block = &mut self.blocks[id];
+        block.detail = requested;
+        let address = block.address;
+        self.table.insert(&mut self.blocks, id);
         self.counters.allocated(size, requested);
         let owner = self.slots.get_mut(slot);
         owner.live += 1;
@@ -196,13 +199,14 @@ impl<G: Gpu> Pool<G> {
     /// The block in use that starts at `address`.
     #[inline(always)]
     pub fn look_up(&self, address: u64) -> Option<Live> {
-        let id = self.table.get(&self.blocks, address);
+        let (id, place) = self.table.find(&self.blocks, address);
         if id == NONE {
             return None;
         }
         let block = &self.blocks[id];
         Some(Live {
             id,
+            place,
             requested: block.detail,
             stream: self.slots.get(block.slot).key,
         })
@@ -210,8 +214,8 @@ impl<G: Gpu> Pool<G> {
 
     /// Takes a block back that was looked up since the pool was last changed. Returns its size.
     #[inline(always)]
-    pub fn free_live(&mut self, Live { id, .. }: Live) -> u64 {
-        self.table.remove(&mut self.blocks, id);
+    pub fn free_live(&mut self, Live { id, place, .. }: Live) -> u64 {
+        self.table.remove(&mut self.blocks, id, place);
         let &Block {
             size,
             detail,
@@ -220,13 +224,19 @@ impl<G: Gpu> Pool<G> {
             ..
         } = &self.blocks[id];
         self.counters.freed(size, detail);
-        let group = self.slots.get(slot).group;
-        self.groups[group as usize].live -= size;
+        let owner = self.slots.get_mut(slot);
+        let group = &mut self.groups[owner.group as usize];
+        group.live -= size;
         if shared {
             self.defer(id);
-        } else {
-            self.retire(id);
+            return size;
         }
+        owner.live -= 1;
+        self.ripe |= group.closing && group.live == 0;
+        let (tail, idle) = (&mut group.tail, owner.idle);
+        let clock = self.clock.tick(size);
+        let (blocks, slots, counters) = (&mut self.blocks, &mut self.slots, &mut self.counters);
+        join_holes(blocks, slots, counters, tail, idle, (id, slot, clock));
         size
     }
 
@@ -499,16 +509,8 @@ impl<G: Gpu> Pool<G> {
         id
     }
 
-    /// A block that nothing but its own stream's earlier work uses becomes a hole.
-    #[inline(always)]
-    fn retire(&mut self, id: BlockId) {
-        let clock = self.clock.tick(self.blocks[id].size);
-        self.retire_to(id, self.blocks[id].slot, clock);
-    }
-
-    /// The same for a block that was freed at an earlier time, as a hole of any slot of its group that
-    /// may use it.
-    #[inline(always)]
+    /// A block that nothing but its own stream's earlier work uses becomes a hole of any slot of its
+    /// group that may use it, freed at the time that `clock` says.
     pub(super) fn retire_to(&mut self, id: BlockId, slot: u16, clock: u64) {
         let owner = self.slots.get_mut(self.blocks[id].slot);
         owner.live -= 1;
@@ -518,53 +520,76 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Puts a node back as a hole, joined with the holes beside it that it may be joined with.
-    #[inline(always)]
     pub(super) fn add_hole(&mut self, id: BlockId, slot: u16, clock: u64) {
-        let Self {
-            blocks,
-            slots,
-            counters,
-            groups,
-            ..
-        } = self;
-        let (mut id, mut slot, mut clock, mut before) = (id, slot, clock, 0);
-        let (group, idle) = (slots.get(slot).group, slots.get(slot).idle);
-        let tail = &mut groups[group as usize].tail;
-        let prev = blocks[id].prev;
-        if prev != NONE && blocks[prev].state == State::Free {
-            let (other, detail) = (blocks[prev].slot, blocks[prev].detail);
-            if let Some(joined) = join((slot, clock), (other, detail), idle) {
-                (slot, clock) = joined;
-                slots.get_mut(other).remove(blocks, prev);
-                before = blocks[prev].size;
-                blocks.absorb_next(prev, tail);
-                id = prev;
-            }
-        }
-        let next = blocks[id].next;
-        if next != NONE && blocks[next].state == State::Free {
-            let (other, detail) = (blocks[next].slot, blocks[next].detail);
-            if let Some(joined) = join((slot, clock), (other, detail), idle) {
-                (slot, clock) = joined;
-                slots.get_mut(other).remove(blocks, next);
-                match before {
-                    0 => before = blocks[next].size,
-                    _ => counters.hole_removed(blocks[next].size),
-                }
-                blocks.absorb_next(id, tail);
-            }
-        }
-        let hole = &mut blocks[id];
-        hole.state = State::Free;
-        hole.slot = slot;
-        hole.detail = clock;
-        hole.shared = false;
-        match before {
-            0 => counters.hole_added(hole.size),
-            _ => counters.hole_grown(before, hole.size - before),
-        }
-        slots.get_mut(slot).insert(blocks, id);
+        let owner = self.slots.get(slot);
+        let (tail, idle) = (&mut self.groups[owner.group as usize].tail, owner.idle);
+        let (blocks, slots, counters) = (&mut self.blocks, &mut self.slots, &mut self.counters);
+        join_holes(blocks, slots, counters, tail, idle, (id, slot, clock));
     }
+}
+
+/// Puts a node, which becomes a hole of this slot with this clock, back among the holes.
+#[inline(always)]
+fn join_holes(
+    blocks: &mut Blocks,
+    slots: &mut Slots,
+    counters: &mut Tally,
+    tail: &mut BlockId,
+    idle: u16,
+    (mut id, mut slot, mut clock): (BlockId, u16, u64),
+) {
+    let (nodes, vacant) = blocks.parts();
+    let mut before = 0;
+    let prev = nodes[id as usize].prev;
+    if prev != NONE {
+        let &Block {
+            size,
+            slot: other,
+            detail,
+            state,
+            ..
+        } = &nodes[prev as usize];
+        if state == State::Free
+            && let Some(joined) = join((slot, clock), (other, detail), idle)
+        {
+            (slot, clock) = joined;
+            slots.get_mut(other).remove(nodes, prev);
+            before = size;
+            absorb_next(nodes, vacant, prev, tail);
+            id = prev;
+        }
+    }
+    let next = nodes[id as usize].next;
+    if next != NONE {
+        let &Block {
+            size,
+            slot: other,
+            detail,
+            state,
+            ..
+        } = &nodes[next as usize];
+        if state == State::Free
+            && let Some(joined) = join((slot, clock), (other, detail), idle)
+        {
+            (slot, clock) = joined;
+            slots.get_mut(other).remove(nodes, next);
+            match before {
+                0 => before = size,
+                _ => counters.hole_removed(size),
+            }
+            absorb_next(nodes, vacant, id, tail);
+        }
+    }
+    let hole = &mut nodes[id as usize];
+    hole.state = State::Free;
+    hole.slot = slot;
+    hole.detail = clock;
+    hole.shared = false;
+    match before {
+        0 => counters.hole_added(hole.size),
+        _ => counters.hole_grown(before, hole.size - before),
+    }
+    slots.get_mut(slot).insert(nodes, id);
 }
 
 /// Whether more whole granules stay free if a block is cut off the high end of a hole than off the

@@ -51,14 +51,20 @@ impl Table {
         }
     }
 
-    /// The block in use that starts at `address`, or `NONE`.
+    /// The block in use that starts at `address`, or `NONE`; and its place.
     #[inline(always)]
-    pub fn get(&self, nodes: &[Block], address: u64) -> BlockId {
-        let mut id = self.places[self.home(address)];
+    pub fn find(&self, nodes: &[Block], address: u64) -> (BlockId, usize) {
+        let home = self.home(address);
+        let mut id = self.places[home];
         while id != NONE && nodes[id as usize].address != address {
             id = nodes[id as usize].chain;
         }
-        id
+        (id, home)
+    }
+
+    /// The same without the place.
+    pub fn get(&self, nodes: &[Block], address: u64) -> BlockId {
+        self.find(nodes, address).0
     }
 
     #[inline(always)]
@@ -77,10 +83,9 @@ impl Table {
         node.chain = std::mem::replace(&mut self.places[home], id);
     }
 
-    /// Removes a block that is in the table.
+    /// Removes a block that was found in this place since the table was last changed.
     #[inline(always)]
-    pub fn remove(&mut self, nodes: &mut [Block], id: BlockId) {
-        let home = self.home(nodes[id as usize].address);
+    pub fn remove(&mut self, nodes: &mut [Block], id: BlockId, home: usize) {
         let after = nodes[id as usize].chain;
         self.count -= 1;
         let mut at = self.places[home];
@@ -134,8 +139,9 @@ mod tests {
                 table.insert(&mut blocks, id);
             } else if x & 1 << 40 == 0 {
                 let id = map.remove(&address).unwrap();
-                assert_eq!(table.get(&blocks, address), id);
-                table.remove(&mut blocks, id);
+                let (found, place) = table.find(&blocks, address);
+                assert_eq!(found, id);
+                table.remove(&mut blocks, id, place);
                 blocks.remove(id);
             } else {
                 assert_eq!(table.get(&blocks, address), map[&address]);

@@ -237,13 +237,13 @@ impl Device {
     /// Costs one lock that no other stream takes where the stream has just freed a block of the
     /// same size, else the device's lock, or both, and the pool's best fit.
     #[inline]
-    pub fn allocate(&self, size: usize, stream: u64) -> Result<u64, OutOfMemory> {
+    pub fn allocate(&self, size: usize, stream: u64) -> Result<u64, Box<OutOfMemory>> {
         let key = stream_key(&self.functions, self.properties.context, stream);
         self.allocate_for(size, key)
     }
 
     #[inline]
-    fn allocate_for(&self, size: usize, key: StreamKey) -> Result<u64, OutOfMemory> {
+    fn allocate_for(&self, size: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
         if !self.routed.load(Relaxed)
             && let Some(mut shelf) = self.shelves.open(Place::of(key.handle))
         {
@@ -265,7 +265,7 @@ impl Device {
         shelf: Option<Guard<'_, Shelf>>,
         size: usize,
         key: StreamKey,
-    ) -> Result<u64, OutOfMemory> {
+    ) -> Result<u64, Box<OutOfMemory>> {
         let (requested, rounded) = (size as u64, self.round_up.round_up(size) as u64);
         let place = Place::of(key.handle);
         let group = match state.routes.is_empty() {
@@ -310,7 +310,7 @@ impl Device {
         requested: u64,
         key: StreamKey,
         group: GroupId,
-    ) -> Result<u64, OutOfMemory> {
+    ) -> Result<u64, Box<OutOfMemory>> {
         self.shelves.clear_others(place, &mut state.pool);
         let mut result = state.pool.allocate(rounded, requested, key, group);
         // Other groups may hold free memory to give back.
@@ -319,7 +319,7 @@ impl Device {
         }
         result.map_err(|shortage| {
             state.pool.tally_mut().ooms += 1;
-            OutOfMemory {
+            Box::new(OutOfMemory {
                 device: self.ordinal,
                 shortage: Shortage {
                     asked: requested,
@@ -331,7 +331,7 @@ impl Device {
                     Refusal::Failed(status) => Some(self.functions.error_name(status)),
                     _ => None,
                 },
-            }
+            })
         })
     }
 

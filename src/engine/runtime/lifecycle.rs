@@ -102,6 +102,7 @@ unsafe extern "C" fn after_fork() {
 
 /// The library has been asked for memory by its own functions, or told to initialise. To be called
 /// before the first lock is taken; every call but the first returns at once.
+#[inline]
 pub fn first_use() {
     if !ASKED.load(Ordering::Relaxed) {
         first_use_ever();

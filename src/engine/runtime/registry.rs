@@ -66,6 +66,12 @@ impl Allocator {
         &self.settings
     }
 
+    /// A device by its number, if it has been taken up.
+    #[inline]
+    pub fn open_device(&self, ordinal: i32) -> Option<&Device> {
+        self.devices.get(ordinal as usize)?.get()
+    }
+
     /// A device by its number, taken up on first use.
     #[inline]
     pub fn device(&self, ordinal: i32) -> Result<&Device, String> {
@@ -92,7 +98,7 @@ impl Allocator {
     }
 
     /// The same, saying why not on standard error, once for each device.
-    #[inline]
+    #[cold]
     pub fn device_or_say(&self, ordinal: i32) -> Option<&Device> {
         self.device(ordinal)
             .map_err(|why| self.complain(ordinal, &why))
@@ -189,6 +195,7 @@ fn first() -> Option<&'static Allocator> {
 }
 
 /// The process's allocator if it has been made; for statistics, which make none.
+#[inline]
 pub fn allocator_in_use() -> Option<&'static Allocator> {
     ALLOCATOR.get().and_then(Option::as_ref)
 }

@@ -53,7 +53,7 @@ fn is_relaxed() -> bool {
 /// Gives the program its block. Beyond its limit it gets the ordinary error; where the device has no
 /// memory the driver is to say so.
 #[inline]
-pub fn hand_out(to: *mut u64, block: Result<u64, OutOfMemory>) -> Answer {
+pub fn hand_out(to: *mut u64, block: Result<u64, Box<OutOfMemory>>) -> Answer {
     match block {
         Ok(address) => {
             // SAFETY: the program's place for the address, which is not null.

@@ -69,7 +69,7 @@ pub extern "C" fn concertina_malloc(
 
 /// The address of `size` bytes, null for none. The error is `None` where there is no device that this
 /// process can use, of which a line was said.
-#[inline]
+#[inline(always)]
 fn obtain(
     size: usize,
     device: c_int,
@@ -82,7 +82,7 @@ fn obtain(
     let device = usable(device).ok_or(None)?;
     match device.allocate(size, stream as u64) {
         Ok(address) => Ok(address as *mut c_void),
-        Err(shortage) => Err(Some(Box::new(shortage))),
+        Err(shortage) => Err(Some(shortage)),
     }
 }
 
@@ -208,7 +208,7 @@ pub extern "C" fn concertina_free(
         let Some(allocator) = allocator_in_use() else {
             return;
         };
-        let here = allocator.device(device).ok();
+        let here = allocator.open_device(device);
         if here.is_some_and(|here| here.free(pointer as u64, stream as u64).is_ok()) {
             return;
         }
@@ -379,13 +379,17 @@ fn report(shortage: &OutOfMemory) {
 }
 
 /// The device, unless there is none or this process may not use it.
-#[inline]
+#[inline(always)]
 fn usable(device: c_int) -> Option<&'static Device> {
     if lifecycle::in_forked_child() {
         lifecycle::explain_forked_child();
         return None;
     }
-    allocator()?.device_or_say(device)
+    let allocator = allocator()?;
+    match allocator.open_device(device) {
+        Some(device) => Some(device),
+        None => allocator.device_or_say(device),
+    }
 }
 
 fn each_device(mut act: impl FnMut(&'static Device)) {

@@ -22,7 +22,7 @@ impl Device {
 
     /// Hands out `size` bytes that any stream may use at once.
     #[inline]
-    pub fn allocate_unordered(&self, size: usize) -> Result<u64, OutOfMemory> {
+    pub fn allocate_unordered(&self, size: usize) -> Result<u64, Box<OutOfMemory>> {
         self.allocate_for(size, UNORDERED)
     }
 
