@@ -389,8 +389,8 @@ impl<G: Gpu> Pool<G> {
             }
         }
         self.trim_closing();
-        // 3 to 5. Growth within a hair of the highest live figure; free chunks moved to where they are
-        // needed; memory of other streams, behind a wait on the GPU; growth beyond, up to the limit.
+        // 3 to 5. Growth within a hair of the highest live figure; memory of other streams, behind a wait on
+        // the GPU; free chunks moved to where they are needed; growth beyond, up to the limit.
         match self.extend(size, slot) {
             Ok(hole) => return Ok(hole),
             Err(Refusal::Failed(_)) => self.counters.driver_errors += 1,
