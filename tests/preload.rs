@@ -308,6 +308,7 @@ cases! {
     frees_that_are_wrong: "wrong_frees" [], [], Some(2), ["unknown"];
     cuda_free_waits: "waits" [], [HELD], Some(4), ["wait"];
     devices: "devices" [], [("STANDIN_DEVICES", "2"), ("STANDIN_PEERS", "1")], Some(3), ["elsewhere"];
+    contexts: "contexts" [], [], Some(2), ["context"];
     a_runtime_that_is_opened: "opened" [], [], Some(3), ["dlsym"];
     memory_that_runs_out: "exhausted" [], [("STANDIN_MEMORY_MB", "512")], None, [];
     memory_in_order: "ordered" [], [HELD], Some(15), ["order", "apart"];

@@ -8,7 +8,7 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 thread_local! {
-    /// The stack of (machine, device); the last entry of a machine is its current context.
+    /// The stack of (machine, context); the last entry of a machine is its current context.
     static CURRENT: ManuallyDrop<RefCell<Vec<(u64, usize)>>> =
         const { ManuallyDrop::new(RefCell::new(Vec::new())) };
 
@@ -38,7 +38,11 @@ pub(crate) fn thread() -> u64 {
     THREAD.with(|number| *number)
 }
 
-/// The device whose context is current on this thread.
+/// Contexts by number: the primary one of each device has the device's number, and those that a
+/// program made have the device's number and a multiple of this.
+pub(crate) const DEVICES: usize = 64;
+
+/// The number of the context that is current on this thread.
 pub(crate) fn current(machine: u64) -> Option<usize> {
     CURRENT.with(|stack| {
         let stack = stack.borrow();
@@ -46,12 +50,12 @@ pub(crate) fn current(machine: u64) -> Option<usize> {
             .iter()
             .rev()
             .find(|(of, _)| *of == machine)
-            .map(|(_, device)| *device)
+            .map(|(_, context)| *context)
     })
 }
 
-pub(crate) fn push(machine: u64, device: usize) {
-    CURRENT.with(|stack| stack.borrow_mut().push((machine, device)));
+pub(crate) fn push(machine: u64, context: usize) {
+    CURRENT.with(|stack| stack.borrow_mut().push((machine, context)));
 }
 
 pub(crate) fn pop(machine: u64) -> Option<usize> {

@@ -254,7 +254,7 @@ impl<'a> Session<'a> {
 
     /// The slot that a handle means to a test, which may have no current context.
     pub fn test_stream(&mut self, handle: u64) -> Option<u32> {
-        let device = context::current(self.state.machine).unwrap_or(0);
+        let device = context::current(self.state.machine).unwrap_or(0) % context::DEVICES;
         match handle {
             0 | crate::stream::LEGACY => Some(self.state.streams.legacy(device)),
             PER_THREAD => Some(self.state.streams.per_thread(context::thread(), device)),

@@ -12,6 +12,7 @@ use crate::slab::Slab;
 use crate::stream::{Kind, LEGACY, PER_THREAD, Streams};
 use crate::work::Work;
 use cudarc::driver::sys::{CUevent, CUresult, CUstream};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Success, or the status that the driver function answers with.
 pub(crate) type Answer<T = ()> = Result<T, CUresult>;
@@ -49,6 +50,11 @@ pub(crate) struct State {
     pub streams: Streams,
     pub events: Slab<Event>,
     pub pacer: Pacer,
+    /// Contexts that the program made, by number, and how many there ever were.
+    pub made: BTreeSet<usize>,
+    pub ever_made: usize,
+    /// Allocations that belong to such a context.
+    pub owned: BTreeMap<u64, usize>,
     pub failures: Failures,
     /// What the host knows to be complete; everything enqueued comes after it.
     pub host: Clock,
@@ -80,6 +86,9 @@ impl State {
             streams: Streams::new(config.devices),
             events: Slab::default(),
             pacer: Pacer::default(),
+            made: BTreeSet::new(),
+            ever_made: 0,
+            owned: BTreeMap::new(),
             failures: Failures::default(),
             host: Clock::default(),
             host_version: 1,
@@ -126,11 +135,24 @@ impl State {
 
     /// The device of the calling thread's context.
     pub fn device(&self) -> Answer<usize> {
-        let device = context::current(self.machine).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
-        match self.devices[device].retained {
-            0 => Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED),
-            _ => Ok(device),
+        let number = context::current(self.machine).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
+        match self.lives(number) {
+            true => Ok(number % context::DEVICES),
+            false => Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED),
         }
+    }
+
+    /// Whether there is a context of this number.
+    pub fn lives(&self, number: usize) -> bool {
+        match self.devices.get(number) {
+            Some(device) if number < context::DEVICES => device.retained > 0,
+            _ => self.made.contains(&number),
+        }
+    }
+
+    /// The number of the context that an allocation belongs to.
+    pub fn owner_of(&self, address: u64, device: usize) -> usize {
+        self.owned.get(&address).copied().unwrap_or(device)
     }
 
     /// That the device has not faulted.

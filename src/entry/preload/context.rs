@@ -57,7 +57,10 @@ pub fn known_device() -> Option<&'static Device> {
 /// The device of the current context; its pool is made if there is none.
 #[inline]
 pub fn device() -> Option<&'static Device> {
-    let context = current();
+    let mut context = current();
+    if is_broken("context") && PRIMARY[0].load(Relaxed) != 0 {
+        context = PRIMARY[0].load(Relaxed);
+    }
     known(context).or_else(|| take_up(context))
 }
 

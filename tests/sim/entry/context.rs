@@ -1,4 +1,6 @@
-//! Contexts: one for each device, retained and released, current per thread.
+//! Contexts: a primary one for each device, retained and released, and those that a program makes;
+//! current per thread. A made context differs from its device's primary one in what it owns: memory
+//! that was allocated while it was current. Streams and events are its device's.
 
 use super::device::device;
 use crate::call::{call, give, wanted};
@@ -15,18 +17,62 @@ const HANDLE_STEP: u64 = 0x1000;
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_CONTEXT;
 
-pub(super) fn handle(device: usize) -> CUcontext {
-    (FIRST_HANDLE + device as u64 * HANDLE_STEP) as CUcontext
+/// The handle of a context by its number, which is the device's for a primary one.
+pub(super) fn handle(number: usize) -> CUcontext {
+    (FIRST_HANDLE + number as u64 * HANDLE_STEP) as CUcontext
 }
 
-/// The device of a context that is retained.
-pub(super) fn device_of(session: &Session<'_>, context: CUcontext) -> Answer<usize> {
+/// The number of a context that lives.
+fn number_of(session: &Session<'_>, context: CUcontext) -> Answer<usize> {
     let distance = (context as u64).checked_sub(FIRST_HANDLE).ok_or(INVALID)?;
-    let device = (distance / HANDLE_STEP) as usize;
-    match session.state.devices.get(device) {
-        Some(found) if distance.is_multiple_of(HANDLE_STEP) && found.retained > 0 => Ok(device),
-        _ => Err(INVALID),
+    let number = (distance / HANDLE_STEP) as usize;
+    match distance.is_multiple_of(HANDLE_STEP) && session.state.lives(number) {
+        true => Ok(number),
+        false => Err(INVALID),
     }
+}
+
+/// The device of a context that lives.
+pub(super) fn device_of(session: &Session<'_>, context: CUcontext) -> Answer<usize> {
+    Ok(number_of(session, context)? % context::DEVICES)
+}
+
+/// Makes a context of a device, and makes it current.
+pub unsafe extern "C" fn cuCtxCreate_v2(to: *mut CUcontext, _flags: c_uint, of: CUdevice) -> u32 {
+    call(Function::cuCtxCreate_v2, |session| {
+        let device = device(session, of)?;
+        wanted(to)?;
+        let state = &mut *session.state;
+        state.ever_made += 1;
+        let number = state.ever_made * context::DEVICES + device;
+        state.made.insert(number);
+        context::push(state.machine, number);
+        // SAFETY: the module's contract.
+        unsafe { give(to, handle(number)) }
+    })
+}
+
+/// Ends a context that was made, and takes it from the calling thread if it is current there. Its
+/// memory goes with it.
+pub unsafe extern "C" fn cuCtxDestroy_v2(which: CUcontext) -> u32 {
+    call(Function::cuCtxDestroy_v2, |session| {
+        let number = number_of(session, which)?;
+        if number < context::DEVICES {
+            return Err(INVALID);
+        }
+        let _ = session.synchronise_device(number % context::DEVICES);
+        let state = &mut *session.state;
+        let owned = state.owned.iter().filter(|(_, owner)| **owner == number);
+        for address in owned.map(|(address, _)| *address).collect::<Vec<_>>() {
+            state.owned.remove(&address);
+            state.memory.free(address)?;
+        }
+        state.made.remove(&number);
+        if context::current(state.machine) == Some(number) {
+            context::pop(state.machine);
+        }
+        Ok(())
+    })
 }
 
 /// Makes or keeps a device's context.
@@ -70,6 +116,9 @@ fn end(session: &mut Session<'_>, device: usize) -> Answer {
         state.events.remove(event);
     }
     for address in state.memory.allocations(device) {
+        if state.owned.contains_key(&address) {
+            continue;
+        }
         state.memory.free(address)?;
     }
     for address in state.memory.locked_new(device) {
@@ -134,14 +183,14 @@ pub unsafe extern "C" fn cuCtxGetCurrent(to: *mut CUcontext) -> u32 {
 pub unsafe extern "C" fn cuCtxSetCurrent(to: CUcontext) -> u32 {
     call(Function::cuCtxSetCurrent, |session| {
         let machine = session.state.machine;
-        let device = if to.is_null() {
+        let number = if to.is_null() {
             None
         } else {
-            Some(device_of(session, to)?)
+            Some(number_of(session, to)?)
         };
         context::pop(machine);
-        if let Some(device) = device {
-            context::push(machine, device);
+        if let Some(number) = number {
+            context::push(machine, number);
         }
         Ok(())
     })
@@ -150,8 +199,8 @@ pub unsafe extern "C" fn cuCtxSetCurrent(to: CUcontext) -> u32 {
 /// Puts a context on top of the calling thread's.
 pub unsafe extern "C" fn cuCtxPushCurrent_v2(to: CUcontext) -> u32 {
     call(Function::cuCtxPushCurrent_v2, |session| {
-        let device = device_of(session, to)?;
-        context::push(session.state.machine, device);
+        let number = number_of(session, to)?;
+        context::push(session.state.machine, number);
         Ok(())
     })
 }
@@ -159,10 +208,10 @@ pub unsafe extern "C" fn cuCtxPushCurrent_v2(to: CUcontext) -> u32 {
 /// Takes the calling thread's context away; the one below is current again.
 pub unsafe extern "C" fn cuCtxPopCurrent_v2(to: *mut CUcontext) -> u32 {
     call(Function::cuCtxPopCurrent_v2, |session| {
-        let device = context::pop(session.state.machine).ok_or(INVALID)?;
+        let number = context::pop(session.state.machine).ok_or(INVALID)?;
         if !to.is_null() {
             // SAFETY: the module's contract.
-            unsafe { give(to, handle(device))? };
+            unsafe { give(to, handle(number))? };
         }
         Ok(())
     })

@@ -33,9 +33,18 @@ pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) 
             .state
             .memory
             .allocate(device, bytes as u64, Make::Device)?;
+        note_owner(session, found);
         // SAFETY: the module's contract.
         unsafe { give(address, found) }
     })
+}
+
+/// Notes that an allocation belongs to the current context, if that is one that the program made.
+fn note_owner(session: &mut Session<'_>, address: u64) {
+    let state = &mut *session.state;
+    if let Some(number) = context::current(state.machine).filter(|it| *it >= context::DEVICES) {
+        state.owned.insert(address, number);
+    }
 }
 
 /// Frees an allocation, after all work of its device.
@@ -52,6 +61,7 @@ pub unsafe extern "C" fn cuMemFree_v2(address: CUdeviceptr) -> u32 {
         // Looked up again: a host function may have let other threads in.
         let found = session.state.memory.allocation(address);
         let (mapping, _) = found.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        session.state.owned.remove(&address);
         session.state.check_unmap("cuMemFree", mapping);
         session.state.memory.free(address)
     })
@@ -80,6 +90,7 @@ pub unsafe extern "C" fn cuMemAllocPitch_v2(
             .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         let memory = &mut session.state.memory;
         let found = memory.allocate(device, bytes as u64, Make::Device)?;
+        note_owner(session, found);
         // SAFETY: the module's contract.
         unsafe {
             give(pitch, row)?;

@@ -59,7 +59,10 @@ unsafe fn attribute(
     // SAFETY: the caller's promise.
     unsafe {
         match attribute {
-            CU_POINTER_ATTRIBUTE_CONTEXT => give(data.cast(), handle(known.device)),
+            CU_POINTER_ATTRIBUTE_CONTEXT => {
+                let owner = session.state.owner_of(known.start, known.device);
+                give(data.cast(), handle(owner))
+            }
             CU_POINTER_ATTRIBUTE_MEMORY_TYPE => give(
                 data.cast::<c_uint>(),
                 match on_device {

@@ -33,6 +33,8 @@ macro_rules! functions {
             cuCtxGetStreamPriorityRange: fn(least: *mut c_int, most: *mut c_int);
             cuCtxEnablePeerAccess: fn(peer: CUcontext, flags: c_uint);
             cuCtxDisablePeerAccess: fn(peer: CUcontext);
+            cuCtxCreate_v2: fn(to: *mut CUcontext, flags: c_uint, of: CUdevice);
+            cuCtxDestroy_v2: fn(which: CUcontext);
             cuCtxGetCurrent: fn(to: *mut CUcontext);
             cuCtxSetCurrent: fn(to: CUcontext);
             cuCtxPushCurrent_v2: fn(to: CUcontext);

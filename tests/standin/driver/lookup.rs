@@ -11,6 +11,8 @@ const INVALID: u32 = CUresult::CUDA_ERROR_INVALID_VALUE as u32;
 /// Functions that changed: the plain name, the first CUDA version (1000 × major + 10 × minor) whose
 /// programs mean this symbol by it. The newest first.
 const VERSIONS: &[(&str, c_int, &str)] = &[
+    ("cuCtxCreate", 3020, "cuCtxCreate_v2"),
+    ("cuCtxDestroy", 4000, "cuCtxDestroy_v2"),
     ("cuCtxPopCurrent", 4000, "cuCtxPopCurrent_v2"),
     ("cuCtxPushCurrent", 4000, "cuCtxPushCurrent_v2"),
     ("cuDeviceGetUuid", 9020, "cuDeviceGetUuid_v2"),
