@@ -379,6 +379,14 @@ impl Gpu {
         held
     }
 
+    /// Bytes that device 0 has free, by the driver's account.
+    pub fn free_bytes(&self) -> u64 {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: outputs are locals.
+        ok(unsafe { (self.functions.cuMemGetInfo_v2)(&mut free, &mut total) });
+        free as u64
+    }
+
     // Work.
 
     /// Fills memory with a word.
