@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 /// for which nothing should wait.
 const MARKS: usize = 1024;
 
-/// More bytes than are freed between two marks. What was asked is told by it, so that it costs nothing
-/// where nobody asks.
+/// More bytes than are freed between two marks: a request to mark looks like so many, and costs nothing
+/// where nobody makes one.
 const ASKED: u64 = 1 << 62;
 
 /// Counts what is freed on a device, and knows how much of it is done.
@@ -22,10 +22,8 @@ pub struct Clock {
     pub passed: u64,
     /// What passed has been made idle up to here.
     pub released: u64,
-    /// Bytes freed since the last mark.
+    /// Bytes freed since the last mark, and [`ASKED`] if the next allocation is to mark and poll.
     pub unmarked: u64,
-    /// Somebody asked the next allocation to mark and poll.
-    due: bool,
     /// Events on their way, in order, and what each of them covers.
     marks: VecDeque<(Event, u64)>,
 }
@@ -37,7 +35,6 @@ impl Clock {
             passed: 0,
             released: 0,
             unmarked: 0,
-            due: false,
             marks: VecDeque::new(),
         }
     }
@@ -53,18 +50,15 @@ impl Clock {
     /// Has the next allocation that finds what it wants mark and poll, as it does where there are
     /// several streams: it knows whether its stream is in a capture.
     pub fn ask(&mut self) {
-        if !self.due {
-            self.due = true;
-            self.unmarked += ASKED;
-        }
+        self.unmarked |= ASKED;
     }
 
     /// That allocation is here. True if it was asked.
+    #[inline]
     pub fn asked(&mut self) -> bool {
-        if self.due {
-            self.unmarked -= ASKED;
-        }
-        std::mem::take(&mut self.due)
+        let asked = self.unmarked >= ASKED;
+        self.unmarked &= ASKED - 1;
+        asked
     }
 
     /// Records an event that covers all that has been freed so far.
@@ -75,13 +69,8 @@ impl Clock {
             && let Some(event) = gpu.record()
         {
             self.marks.push_back((event, self.now));
-            self.is_marked();
+            self.unmarked = 0;
         }
-    }
-
-    fn is_marked(&mut self) {
-        self.unmarked = 0;
-        self.due = false;
     }
 
     /// An event that covers all that was freed up to `until`, and what else it covers. The oldest there
@@ -121,7 +110,7 @@ impl Clock {
     /// All work on the device is known to be done.
     pub fn settle(&mut self, gpu: &mut impl Gpu) {
         self.passed = self.now;
-        self.is_marked();
+        self.unmarked = 0;
         self.marks
             .drain(..)
             .for_each(|(event, _)| gpu.forget(event));
