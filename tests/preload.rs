@@ -357,6 +357,82 @@ fn memory_that_cannot_be_mapped() {
     }
 }
 
+/// The command does no more than set the environment, and leaves with the program's status.
+#[test]
+fn the_command_runs_a_program() {
+    let case = Case::of("limited");
+    let trial = Trial::new("command", &case);
+    let stats = trial.scratch.path().join("stats.json");
+    let concertina = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_concertina"));
+        command
+            .arg("run")
+            .args(arguments)
+            .env("LD_LIBRARY_PATH", standin());
+        for name in ["CONCERTINA_CONF", "CONCERTINA_STATS", "LD_PRELOAD"] {
+            command.env_remove(name);
+        }
+        command
+    };
+    let path = |path: &Path| path.to_str().expect("text").to_string();
+    let (library, program) = (path(library()), path(&trial.program));
+    let options = ["--library", &library, "--stats", &path(&stats)];
+    let run = [
+        &options[..],
+        &["--limit", "64", "--relaxed", "--", &program],
+    ]
+    .concat();
+    let said = output(&mut concertina(&run));
+    assert!(said.contains("24 of 64 MiB\n"), "{said}");
+    assert_eq!(served(&stats), 3);
+
+    let mut shell = concertina(&["--library", &library, "sh", "-c"]);
+    shell.arg("echo $LD_PRELOAD $CONCERTINA_CONF; exit 9");
+    let other = "/lib/x86_64-linux-gnu/libc.so.6";
+    let output = shell
+        .env("LD_PRELOAD", other)
+        .env("CONCERTINA_CONF", "free:strict")
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(9));
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(said, format!("{library}:{other} free:strict\n"));
+
+    for (arguments, status, line) in [
+        (
+            &["--library", &library, "/no/such/program"][..],
+            127,
+            "run: /no/such/program: ",
+        ),
+        (&["--library", &library, "/"], 126, "run: /: "),
+        (
+            &["--library", "/no/such/file", "true"],
+            125,
+            "run: /no/such/file: ",
+        ),
+        (
+            &["--limit", "0", "true"],
+            2,
+            "run: --limit 0: allowed is 1 to ",
+        ),
+        (
+            &["--fast", "true"],
+            2,
+            "run: invalid option '--fast'; allowed are --library, ",
+        ),
+        (&[], 2, "run: no command is given; one is needed"),
+    ] {
+        let output = concertina(arguments).output().expect("it runs");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{errors}");
+        assert!(
+            errors.starts_with(&format!("concertina: {line}")),
+            "{errors}"
+        );
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+    }
+}
+
 #[test]
 fn nothing_is_done_where_it_is_disabled() {
     let case = Case::of("runtime");

@@ -1,10 +1,11 @@
 //! The command `concertina`.
 //!
 //! Exit status: 0 when all that was asked was done, 1 when some of it could not be (a line on
-//! standard error says what), 2 for arguments that make no sense.
+//! standard error says what), 2 for arguments that make no sense. `run` leaves with its program's.
 
 mod replay;
 mod report;
+mod run;
 mod trace;
 
 use std::ffi::OsString;
@@ -13,12 +14,13 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-const COMMANDS: &str = "replay, --help, --version";
+const COMMANDS: &str = "replay, run, --help, --version";
 
 const HELP: &str = "\
 A CUDA memory allocator, and what goes with it.
 
   concertina replay FILE…   replays recorded allocations and measures (replay --help says more)
+  concertina run COMMAND…   runs a CUDA program with its memory from the pool (run --help says more)
   concertina --version
   concertina --help
 ";
@@ -48,8 +50,26 @@ is nanoseconds an event: cold from the empty pool, warm the median of the passes
 Exit status 1: a trace could not be read, or did not complete.
 ";
 
+const RUN_OPTIONS: &str = "--library, --stats, --relaxed, --limit, --help, --, COMMAND…";
+
+const RUN_HELP: &str = "\
+Runs a CUDA program with the library preloaded: what the program allocates comes from the pool.
+
+  concertina run [options] [--] COMMAND…
+
+  --library FILE  the built libconcertina.so (else CONCERTINA_LIBRARY, else the one beside this
+                  command, or in ../lib)
+  --stats PATH    where the program leaves its statistics; %p in it is the process's number
+  --relaxed       cudaFree returns at once, as with CONCERTINA_CONF=free:relaxed
+  --limit MIB     the most memory that the program may hold on each device
+
+Exit status: that of COMMAND; 125 without the library, 126 if COMMAND can't be run, 127 if there is
+none.
+";
+
 /// What the arguments ask for.
 enum Request {
+    Run(run::Options),
     Print(String),
     Replay(replay::Options),
 }
@@ -66,6 +86,11 @@ fn main() -> ExitCode {
     let done = match request {
         Request::Print(text) => out.write_all(text.as_bytes()).map(|()| true),
         Request::Replay(options) => replay::run(&options, &mut out),
+        Request::Run(options) => {
+            let (why, status) = run::run(&options);
+            complain(&why);
+            return status;
+        }
     };
     match done.and_then(|done| out.flush().map(|()| done)) {
         Ok(true) => ExitCode::SUCCESS,
@@ -92,6 +117,7 @@ fn request(mut arguments: lexopt::Parser) -> Result<Request, String> {
         .map_err(|error| wrong(&error.to_string()))?
     {
         Some(Value(command)) if command == "replay" => replay_request(arguments),
+        Some(Value(command)) if command == "run" => run_request(arguments),
         Some(Long("help") | Short('h')) => only(arguments, "--help", HELP.into()),
         Some(Long("version") | Short('V')) => {
             let version = env!("CARGO_PKG_VERSION");
@@ -130,15 +156,16 @@ fn replay_request(mut arguments: lexopt::Parser) -> Result<Request, String> {
             }
             Long("limit") => {
                 // The most is 2^46 bytes, which is also the most that a trace may have live.
-                let mib = number(&mut arguments, "--limit", 1..=1 << 26, "MiB")?;
+                let mib = number(&mut arguments, "replay", "--limit", 1..=1 << 26, "MiB")?;
                 options.limit_bytes = Some(mib << 20);
             }
             Long("min-limit") => options.min_limit = true,
             Long("passes") => {
-                options.passes = number(&mut arguments, "--passes", 1..=1000, "passes")? as u32;
+                options.passes =
+                    number(&mut arguments, "replay", "--passes", 1..=1000, "passes")? as u32;
             }
             Long("late") => {
-                let late = number(&mut arguments, "--late", 0..=1_000_000, "events")?;
+                let late = number(&mut arguments, "replay", "--late", 0..=1_000_000, "events")?;
                 options.late = Some(late as u32);
             }
             Long("json") => options.json = true,
@@ -160,10 +187,39 @@ fn replay_request(mut arguments: lexopt::Parser) -> Result<Request, String> {
     Ok(Request::Replay(options))
 }
 
+fn run_request(mut arguments: lexopt::Parser) -> Result<Request, String> {
+    use lexopt::Arg::{Long, Short, Value};
+    let wrong = |error: lexopt::Error| format!("run: {error}; allowed are {RUN_OPTIONS}");
+    let mut options = run::Options::default();
+    while let Some(argument) = arguments.next().map_err(wrong)? {
+        match argument {
+            Long("help") | Short('h') => return Ok(Request::Print(RUN_HELP.into())),
+            Long("library") => options.library = Some(arguments.value().map_err(wrong)?.into()),
+            Long("stats") => options.stats = Some(arguments.value().map_err(wrong)?),
+            Long("relaxed") => options.settings.push("free:relaxed".into()),
+            Long("limit") => {
+                let mib = number(&mut arguments, "run", "--limit", 1..=1 << 26, "MiB")?;
+                options.settings.push(format!("limit:{mib}MiB"));
+            }
+            // The rest is the program's, whatever it looks like.
+            Value(program) => {
+                options.command.push(program);
+                options.command.extend(arguments.raw_args().map_err(wrong)?);
+                break;
+            }
+            other => return Err(wrong(other.unexpected())),
+        }
+    }
+    match options.command.is_empty() {
+        true => Err("run: no command is given; one is needed".into()),
+        false => Ok(Request::Run(options)),
+    }
+}
+
 /// The value of `--driver`.
 fn driver(arguments: &mut lexopt::Parser) -> Result<replay::Choice, String> {
     let allowed = "allowed is one of auto, sim, cuda";
-    let value = value(arguments, "--driver", allowed)?;
+    let value = value(arguments, "replay", "--driver", allowed)?;
     match value.to_str() {
         Some("auto") => Ok(replay::Choice::Auto),
         Some("sim") => Ok(replay::Choice::Sim),
@@ -178,20 +234,26 @@ fn driver(arguments: &mut lexopt::Parser) -> Result<replay::Choice, String> {
 /// The value of an option that takes a whole number of some `unit`.
 fn number(
     arguments: &mut lexopt::Parser,
+    command: &str,
     option: &str,
     range: RangeInclusive<u64>,
     unit: &str,
 ) -> Result<u64, String> {
     let allowed = format!("allowed is {} to {} {unit}", range.start(), range.end());
-    let value = value(arguments, option, &allowed)?;
+    let value = value(arguments, command, option, &allowed)?;
     let number = value.to_str().and_then(|value| value.parse().ok());
     number
         .filter(|number| range.contains(number))
-        .ok_or_else(|| format!("replay: {option} {}: {allowed}", value.to_string_lossy()))
+        .ok_or_else(|| format!("{command}: {option} {}: {allowed}", value.to_string_lossy()))
 }
 
-fn value(arguments: &mut lexopt::Parser, option: &str, allowed: &str) -> Result<OsString, String> {
+fn value(
+    arguments: &mut lexopt::Parser,
+    command: &str,
+    option: &str,
+    allowed: &str,
+) -> Result<OsString, String> {
     arguments
         .value()
-        .map_err(|_| format!("replay: {option} needs a value; {allowed}"))
+        .map_err(|_| format!("{command}: {option} needs a value; {allowed}"))
 }

@@ -1,0 +1,108 @@
+//! `concertina run`: starts a program with the library preloaded.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// The library's file name.
+const LIBRARY: &str = "libconcertina.so";
+
+/// What to run, and how.
+#[derive(Default)]
+pub struct Options {
+    pub library: Option<PathBuf>,
+    /// `CONCERTINA_STATS` of the program.
+    pub stats: Option<OsString>,
+    /// What `CONCERTINA_CONF` is to say besides what it says already.
+    pub settings: Vec<String>,
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+}
+
+/// Becomes the program. Returns only where that is not possible: one line that says why, and the
+/// status that a shell would leave with.
+pub fn run(options: &Options) -> (String, ExitCode) {
+    let library = match library(options.library.as_deref()) {
+        Ok(library) => library,
+        Err(why) => return (why, ExitCode::from(125)),
+    };
+    let mut command = Command::new(&options.command[0]);
+    command.args(&options.command[1..]);
+    command.env("LD_PRELOAD", joined(&library, b":", "LD_PRELOAD"));
+    if let Some(stats) = &options.stats {
+        command.env("CONCERTINA_STATS", stats);
+    }
+    if !options.settings.is_empty() {
+        // Of two words about one setting the last counts.
+        let settings = OsString::from(options.settings.join(","));
+        let settings = match env::var_os("CONCERTINA_CONF").filter(|it| !it.is_empty()) {
+            Some(mut before) => {
+                before.push(",");
+                before.push(settings);
+                before
+            }
+            None => settings,
+        };
+        command.env("CONCERTINA_CONF", settings);
+    }
+    let error = command.exec();
+    let status = match error.kind() {
+        io::ErrorKind::NotFound => 127,
+        _ => 126,
+    };
+    let program = options.command[0].to_string_lossy();
+    (format!("run: {program}: {error}"), ExitCode::from(status))
+}
+
+/// `first`, and behind it what the variable holds.
+fn joined(first: &Path, separator: &[u8], variable: &str) -> OsString {
+    let mut joined = first.as_os_str().to_os_string();
+    if let Some(rest) = env::var_os(variable).filter(|rest| !rest.is_empty()) {
+        joined.push(OsStr::from_bytes(separator));
+        joined.push(rest);
+    }
+    joined
+}
+
+/// The library: the one that is named, by the option or in `CONCERTINA_LIBRARY`, or one that lies
+/// beside this command or in the `lib` beside its directory.
+fn library(named: Option<&Path>) -> Result<PathBuf, String> {
+    let named = named.map(Path::to_path_buf).or_else(|| {
+        let variable = env::var_os("CONCERTINA_LIBRARY").filter(|path| !path.is_empty());
+        variable.map(PathBuf::from)
+    });
+    let found = match named {
+        Some(named) => named
+            .canonicalize()
+            .map_err(|error| format!("run: {}: {error}", named.display()))?,
+        None => beside_command().ok_or_else(|| {
+            format!("run: no {LIBRARY} beside this command; --library FILE names one")
+        })?,
+    };
+    if found
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .any(|byte| b": ".contains(byte))
+    {
+        return Err(format!(
+            "run: {}: the dynamic linker takes no path with a space or a colon in it",
+            found.display()
+        ));
+    }
+    Ok(found)
+}
+
+fn beside_command() -> Option<PathBuf> {
+    let command = env::current_exe().ok()?;
+    let directory = command.parent()?;
+    let places = [
+        directory.join(LIBRARY),
+        directory.join("../lib").join(LIBRARY),
+    ];
+    places.iter().find_map(|place| place.canonicalize().ok())
+}
