@@ -63,6 +63,11 @@ impl Device {
         }
     }
 
+    /// Whether a block in use starts at `address`. Asks the driver nothing.
+    pub fn knows(&self, address: u64) -> bool {
+        self.state.lock().pool.stream_of(address).is_some()
+    }
+
     /// The block in use around an address, which need not be its start.
     pub fn find(&self, address: u64) -> Option<Found> {
         self.settled().pool.block_around(address)
