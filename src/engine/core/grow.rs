@@ -72,6 +72,13 @@ impl<G: Gpu> Pool<G> {
         Ok(self.groups[id as usize].tail)
     }
 
+    /// Takes memory ahead of need: one idle hole of at least `size` bytes, which any stream may have.
+    pub fn take_ahead(&mut self, size: u64) -> Result<(), Refusal> {
+        let idle = self.groups[SHARED as usize].idle;
+        self.extend(size.next_multiple_of(super::BLOCK), idle)
+            .map(drop)
+    }
+
     /// Whether the stream may use a hole at once.
     fn usable(&self, id: BlockId, slot: u16) -> bool {
         let block = &self.blocks[id];

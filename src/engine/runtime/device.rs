@@ -204,6 +204,14 @@ impl Device {
             seen: (0, Duration::ZERO),
         };
         state.pool.journal_mut().keep(history::is_recorded());
+        let ahead = settings.preallocate as u64;
+        if ahead > 0 && state.pool.take_ahead(ahead).is_err() {
+            message::say(&format!(
+                "preallocate has no effect on device {ordinal}: {} cannot be had there",
+                Bytes(ahead)
+            ));
+            state.pool.trim_all(None);
+        }
         Ok(Device {
             ordinal,
             functions,

@@ -36,6 +36,8 @@ pub struct Settings {
     pub free: Free,
     /// `cudaMalloc`'s memory stays CUDA's own under `LD_PRELOAD`.
     pub ipc: bool,
+    /// Bytes to take from each device on its first use.
+    pub preallocate: usize,
     /// How long a whole chunk may lie idle before it goes back to the driver; zero keeps it.
     pub idle_release: Duration,
 }
@@ -69,6 +71,7 @@ impl Default for Settings {
             round_up: RoundUp::default(),
             free: Free::Strict,
             ipc: false,
+            preallocate: 0,
             idle_release: Duration::ZERO,
         }
     }
@@ -213,6 +216,9 @@ table! {
     "chunk_size_mb", Kind::Megabytes { at_least: 0, multiple_of: 2 }, "0",
         sets!(chunk_size, Number(bytes) => bytes),
         "largest physical chunk that growth creates, in MiB; 0 leaves it to the pool";
+    "preallocate", Kind::Size, "none",
+        sets!(preallocate, Number(bytes) => bytes),
+        "bytes taken from each device at once on its first use; `empty_cache` gives back what is free";
     "idle_release_ms", Kind::Milliseconds, "0",
         sets!(idle_release, Number(time) => Duration::from_millis(time as u64)),
         "how long memory may lie idle, in whole chunks, before it goes back to the driver; 0 keeps it";
