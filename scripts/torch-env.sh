@@ -20,7 +20,9 @@ fail() {
 cache=${XDG_CACHE_HOME:-${HOME:?torch-env.sh: neither XDG_CACHE_HOME nor HOME is set}/.cache}/concertina
 into=$cache/torch-$version
 python=$into/bin/python
-if [ -e "$into/complete" ] && "$python" -c "" 2>/dev/null; then
+# Made anew when the blank libraries are made another way.
+complete=$into/complete-$(cksum <tests/torch/blanks.py | cut -d' ' -f1)
+if [ -e "$complete" ] && "$python" -c "" 2>/dev/null; then
     echo "$python"
     exit
 fi
@@ -33,7 +35,7 @@ python3 -c "import venv, ensurepip" 2>/dev/null ||
 mkdir -p "$cache"
 exec 9>"$cache/lock"
 flock 9
-if [ -e "$into/complete" ] && "$python" -c "" 2>/dev/null; then
+if [ -e "$complete" ] && "$python" -c "" 2>/dev/null; then
     echo "$python"
     exit
 fi
@@ -50,5 +52,5 @@ install --no-compile --no-deps "torch==$version"
 install --no-compile filelock fsspec jinja2 networkx sympy typing-extensions numpy
 python3 tests/torch/blanks.py "$into"/lib/python3*/site-packages/torch/lib >>"$log" 2>&1 ||
     fail "the blank libraries could not be made: $(tail -n 1 "$log")"
-touch "$into/complete"
+touch "$complete"
 echo "$python"

@@ -1,5 +1,4 @@
 # torch.profiler with profile_memory=True sees what comes and goes on the GPU.
-#: torch 2.11
 import json
 
 import torch
