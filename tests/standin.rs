@@ -7,17 +7,17 @@ use library::{Scratch, output, standin};
 use std::path::Path;
 use std::process::Command;
 
-#[test]
-fn a_c_program_finds_cuda_as_promised() {
+/// Runs a C program of `tests/standin` with the runtime of each CUDA, at several paces.
+fn as_promised(name: &str) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let scratch = Scratch::new("standin");
+    let scratch = Scratch::new(name);
     for major in ["12", "13"] {
-        let program = scratch.path().join("check");
+        let program = scratch.path().join("program");
         output(
             Command::new("cc")
                 .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"])
                 .arg(format!("-DVERSION={major}000"))
-                .arg(root.join("tests/standin/check.c"))
+                .arg(root.join(format!("tests/standin/{name}.c")))
                 .arg("-o")
                 .arg(&program)
                 .arg("-L")
@@ -36,6 +36,16 @@ fn a_c_program_finds_cuda_as_promised() {
             assert_eq!(said, "as promised\n", "CUDA {major}, pace {pace}");
         }
     }
+}
+
+#[test]
+fn a_c_program_finds_cuda_as_promised() {
+    as_promised("check");
+}
+
+#[test]
+fn two_processes_share_memory() {
+    as_promised("share");
 }
 
 #[test]

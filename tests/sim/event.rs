@@ -6,6 +6,8 @@ use crate::clock::Clock;
 #[derive(Debug, Default)]
 pub(crate) struct Event {
     pub device: usize,
+    /// Made for other processes too.
+    pub interprocess: bool,
     /// Made with timing.
     pub timed: bool,
     /// The stream slot and place of the latest record.

@@ -33,6 +33,9 @@ functions! {
     cuPointerGetAttribute cuPointerGetAttributes cuMemGetAddressRange_v2
     cuMemGetAllocationGranularity cuMemAddressReserve cuMemAddressFree cuMemCreate cuMemRelease
     cuMemMap cuMemUnmap cuMemSetAccess
+    cuIpcGetMemHandle cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle cuIpcGetEventHandle
+    cuIpcOpenEventHandle cuMemExportToShareableHandle cuMemImportFromShareableHandle
+    cuMemRetainAllocationHandle cuMemGetAllocationPropertiesFromHandle
     cuEventCreate cuEventRecord cuEventRecordWithFlags cuEventElapsedTime_v2 cuCtxRecordEvent cuEventQuery cuEventSynchronize cuEventDestroy_v2
     cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamGetId cuStreamGetPriority
     cuStreamGetFlags cuStreamGetDevice cuStreamIsCapturing cuStreamGetCtx

@@ -1,6 +1,6 @@
 //! Address ranges and files from the operating system; the only system calls of the crate.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// The size host mappings come in.
 pub(crate) const PAGE: u64 = 4096;
@@ -132,6 +132,31 @@ impl File {
             self.end = end;
         }
         grown.then_some(start)
+    }
+
+    /// The file of a number that a process of this user has open, if it may be mapped.
+    pub fn of(process: u32, number: RawFd) -> Option<File> {
+        let path = format!("/proc/{process}/fd/{number}");
+        let mut options = std::fs::OpenOptions::new();
+        let file = options.read(true).write(true).open(path).ok()?;
+        let end = file.metadata().ok().filter(|it| it.is_file())?.len();
+        let file = file.into();
+        Some(File { file, end })
+    }
+
+    /// Its number in this process.
+    pub fn number(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    pub fn size(&self) -> u64 {
+        self.end
+    }
+
+    /// So much of it from its start as memory, the same for all who have it.
+    pub fn memory(&self, size: u64) -> Option<u64> {
+        let open = libc::PROT_READ | libc::PROT_WRITE;
+        map(0, size, open, libc::MAP_SHARED, self.number(), 0)
     }
 
     /// Gives the memory of a stretch back to the system.

@@ -14,12 +14,14 @@ pub unsafe extern "C" fn cuEventCreate(event: *mut CUevent, flags: c_uint) -> u3
     call(Function::cuEventCreate, |session| {
         let device = session.state.device()?;
         wanted(event)?;
-        if flags > 7 {
+        // Events between processes have no times.
+        if flags > 7 || flags & 6 == 4 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let index = session.state.events.insert(Event {
             device,
             timed: flags & 2 == 0,
+            interprocess: flags & 4 != 0,
             ..Event::default()
         });
         // SAFETY: the module's contract.
@@ -84,6 +86,11 @@ fn record(session: &mut Session<'_>, event: CUevent, stream: CUstream) -> Answer
         event.clock.copy(&state.streams.get(slot).clock);
     }
     session.advance(slot, sequence);
+    let between = session.state.events.get(index);
+    if between.is_some_and(|event| event.interprocess) {
+        // Another process cannot make this one's work run.
+        session.finish(slot, sequence);
+    }
     Ok(())
 }
 

@@ -19,6 +19,7 @@ mod mapping;
 mod memory;
 mod pointer;
 mod pool;
+mod share;
 mod stream;
 mod work;
 
@@ -33,5 +34,6 @@ pub use mapping::*;
 pub use memory::*;
 pub use pointer::*;
 pub use pool::*;
+pub use share::*;
 pub use stream::*;
 pub use work::*;

@@ -15,6 +15,14 @@ pub(crate) struct Chunk {
     pub(super) backing: u64,
     /// The backing is the allocation's own address range, and goes with it.
     pub(super) in_place: bool,
+    /// Where the bytes are, once another process may see them.
+    pub(super) file: Option<page::File>,
+    /// The bytes are another process's, which counts them.
+    pub(super) foreign: bool,
+    /// Created so that another process may see it.
+    pub exportable: bool,
+    /// Holds on the handle beyond the first.
+    pub(super) holds: u32,
     /// Where the bytes are in the device's file, with host pointers on.
     pub(super) stretch: Option<u64>,
     pub(super) released: bool,
@@ -31,6 +39,10 @@ impl Chunk {
             size,
             backing: 0,
             in_place: false,
+            file: None,
+            foreign: false,
+            exportable: false,
+            holds: 0,
             stretch,
             released: false,
             mappings: 0,
@@ -82,6 +94,10 @@ impl Memory {
     /// Ends a chunk's handle.
     pub fn release(&mut self, chunk: u32) {
         if let Some(released) = self.chunks.get_mut(chunk) {
+            if released.holds > 0 {
+                released.holds -= 1;
+                return;
+            }
             released.released = true;
             self.handles -= 1;
             self.drop_chunk_if_unused(chunk);
@@ -95,7 +111,9 @@ impl Memory {
         }
         if let Some(chunk) = self.chunks.remove(index) {
             let bank = &mut self.banks[chunk.device];
-            bank.used -= chunk.size;
+            if !chunk.foreign {
+                bank.used -= chunk.size;
+            }
             if let (Some(file), Some(offset)) = (&bank.file, chunk.stretch) {
                 file.punch(offset, chunk.size);
             }

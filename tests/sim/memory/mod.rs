@@ -10,6 +10,7 @@ mod mapping;
 mod plain;
 mod pool;
 mod reach;
+mod share;
 
 pub(crate) use host::Locked;
 pub(crate) use pool::Pool;
@@ -21,6 +22,7 @@ use crate::slab::Slab;
 use chunk::Chunk;
 use cudarc::driver::sys::CUresult;
 use mapping::Mapping;
+use share::{Opened, Origin};
 use std::collections::BTreeMap;
 
 /// A range of addresses that the machine gave out.
@@ -54,6 +56,8 @@ pub(crate) enum Make {
     Managed,
     /// Of a pool.
     Pooled(u32),
+    /// Of another process, opened here.
+    Opened,
 }
 
 /// The physical memory of one device.
@@ -80,6 +84,7 @@ pub(crate) struct Memory {
     locked: BTreeMap<u64, Locked>,
     /// The devices' default pools first.
     pools: Slab<Pool>,
+    opened: BTreeMap<Origin, Opened>,
 }
 
 type Answer<T> = Result<T, CUresult>;
@@ -106,6 +111,7 @@ impl Memory {
             reserved: 0,
             locked: BTreeMap::new(),
             pools: default_pools(config.devices),
+            opened: BTreeMap::new(),
         }
     }
 

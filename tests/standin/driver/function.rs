@@ -133,6 +133,15 @@ macro_rules! functions {
             cuGraphNodeGetType: fn(which: CUgraphNode, to: *mut CUgraphNodeType);
             cuGraphNodeGetDependencies_v2: fn(which: CUgraphNode, dependencies: *mut CUgraphNode, edges: *mut c_void, count: *mut usize);
             cuStreamUpdateCaptureDependencies_v2: fn(stream: CUstream, dependencies: *mut CUgraphNode, edges: *const c_void, count: usize, flags: c_uint);
+            cuIpcGetMemHandle: fn(to: *mut CUipcMemHandle, address: CUdeviceptr);
+            cuIpcOpenMemHandle_v2: fn(to: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint);
+            cuIpcCloseMemHandle: fn(address: CUdeviceptr);
+            cuIpcGetEventHandle: fn(to: *mut CUipcEventHandle, event: CUevent);
+            cuIpcOpenEventHandle: fn(to: *mut CUevent, handle: CUipcEventHandle);
+            cuMemRetainAllocationHandle: fn(handle: *mut CUmemGenericAllocationHandle, address: *mut c_void);
+            cuMemGetAllocationPropertiesFromHandle: fn(to: *mut CUmemAllocationProp, handle: CUmemGenericAllocationHandle);
+            cuMemExportToShareableHandle: fn(to: *mut c_void, handle: CUmemGenericAllocationHandle, kind: CUmemAllocationHandleType, flags: c_ulonglong);
+            cuMemImportFromShareableHandle: fn(handle: *mut CUmemGenericAllocationHandle, from: *mut c_void, kind: CUmemAllocationHandleType);
             cuLaunchHostFunc: fn(stream: CUstream, function: CUhostFn, argument: *mut c_void);
             cuLaunchKernel: fn(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, arguments: *mut *mut c_void, extra: *mut *mut c_void);
             cuLaunchKernelEx: fn(configuration: *const CUlaunchConfig, function: CUfunction, arguments: *mut *mut c_void, extra: *mut *mut c_void);

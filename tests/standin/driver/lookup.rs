@@ -36,6 +36,7 @@ const VERSIONS: &[(&str, c_int, &str)] = &[
     ("cuEventElapsedTime", 2000, "cuEventElapsedTime_v2"),
     ("cuGetProcAddress", 12000, "cuGetProcAddress_v2"),
     ("cuGetProcAddress", 11030, "cuGetProcAddress"),
+    ("cuIpcOpenMemHandle", 11000, "cuIpcOpenMemHandle_v2"),
     ("cuMemAlloc", 3020, "cuMemAlloc_v2"),
     ("cuMemAllocHost", 3020, "cuMemAllocHost_v2"),
     ("cuMemAllocPitch", 3020, "cuMemAllocPitch_v2"),
