@@ -31,7 +31,9 @@ fn mapping_costs_the_same_however_much_is_mapped() {
         );
         let fastest = spent.iter().min().unwrap();
         assert!(fastest.as_micros() < 1000 * 20, "{fastest:?}");
-        assert!(spent[39] < spent[0] * 20, "{spent:?}");
+        // The fastest of some: others may have the processor for a while.
+        let (early, late) = (spent[..10].iter().min(), spent[30..].iter().min());
+        assert!(*late.unwrap() < *early.unwrap() * 20, "{spent:?}");
         let start = Instant::now();
         for place in 0..40_000 {
             ok(unmap(address + place * CHUNK, CHUNK));
