@@ -16,4 +16,5 @@ mod random;
 mod random_runs;
 mod red;
 mod runner;
+mod shelves;
 mod streams;

@@ -123,10 +123,19 @@ impl Slot {
     }
 }
 
+/// Streams of which the slot is found without a search.
+const RECENT: usize = 16;
+
+#[inline]
+fn recent_of(key: StreamKey) -> usize {
+    (key.handle.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - RECENT.trailing_zeros())) as usize
+}
+
 /// Every slot.
 pub struct Slots {
     list: Vec<Slot>,
-    last: u16,
+    /// The slots found last, each in the place that its stream's handle has here.
+    recent: [u16; RECENT],
     by_key: HashMap<(GroupId, StreamKey), u16>,
     /// How many slots are streams'.
     streams: usize,
@@ -136,7 +145,7 @@ impl Slots {
     pub fn new() -> Self {
         Slots {
             list: Vec::new(),
-            last: 0,
+            recent: [0; RECENT],
             by_key: HashMap::new(),
             streams: 0,
         }
@@ -164,9 +173,10 @@ impl Slots {
     /// are 65,535 slots that hold memory.
     #[inline]
     pub fn of(&mut self, key: StreamKey, group: GroupId, idle: u16) -> Option<u16> {
-        let last = &self.list[self.last as usize];
-        if last.key == key && last.group == group && !last.dead {
-            return Some(self.last);
+        let recent = self.recent[recent_of(key)];
+        let slot = &self.list[recent as usize];
+        if slot.key == key && slot.group == group && !slot.dead {
+            return Some(recent);
         }
         self.find(key, group, idle)
     }
@@ -182,7 +192,7 @@ impl Slots {
                 slot
             }
         };
-        self.last = slot;
+        self.recent[recent_of(key)] = slot;
         Some(slot)
     }
 
