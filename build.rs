@@ -54,6 +54,12 @@ fn config() -> cbindgen::Config {
         ),
         export: cbindgen::ExportConfig {
             exclude: vec!["CUstream_st".into()],
+            // Constants are for ourselves.
+            item_types: vec![
+                cbindgen::ItemType::Structs,
+                cbindgen::ItemType::OpaqueItems,
+                cbindgen::ItemType::Functions,
+            ],
             rename: HashMap::from([("CUstream_st".into(), "struct CUstream_st".into())]),
             ..Default::default()
         },
