@@ -29,6 +29,7 @@ fn random_work_finds_its_memory_as_it_left_it() {
         let plan = Plan {
             streams: 1 + seed % 6,
             limits: Some((300 * MIB, 3 * GIB)),
+            tend: seed % 2 == 1,
             ..Plan::default()
         };
         let mut runner = Runner::new(&bench.gpu, bench.device(), plan, seed);
@@ -85,6 +86,7 @@ fn threads(bench: &Bench, count: usize, devices: usize, operations: u64, plan: P
 fn threads_plan() -> Plan {
     Plan {
         streams: 2,
+        tend: true,
         largest: 50 * MIB,
         live: 100 * MIB,
         ..Plan::default()
