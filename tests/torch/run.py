@@ -26,6 +26,7 @@ Lines in a case that begin with `#:` say how it is run:
     #: says TEXT                standard error has to have TEXT in one of concertina's lines
     #: only sim                 or gpu: it makes no sense on the other
     #: torch 2.11               it needs this version of torch or a newer one
+    #: needs transformers       it needs this Python module
     #: ends 3                   the exit status; 0
 
 A case imports what it needs of `case.py`. One that cannot run here is named, with why; --strict makes
@@ -72,6 +73,7 @@ class Case:
         self.says = []
         self.only = None
         self.torch = (0,)
+        self.needs = []
         self.ends = 0
         for line in re.findall(r"^#: *(.*?) *$", self.text, re.MULTILINE):
             word, _, rest = line.partition(" ")
@@ -91,6 +93,8 @@ class Case:
                     self.only = rest
                 case "torch":
                     self.torch = tuple(map(int, rest.split(".")))
+                case "needs":
+                    self.needs.append(rest)
                 case "ends":
                     self.ends = int(rest)
                 case _:
@@ -154,12 +158,19 @@ class Place:
             raise SystemExit("run.py: torch finds no GPU")
         return tuple(map(int, version.split("+")[0].split(".")[:2])), int(devices)
 
+    def has(self, module):
+        code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+        return subprocess.run([self.python, "-c", code], check=False).returncode == 0
+
     def cannot(self, case):
         """Why a case can't run here, or None."""
         if case.only not in (None, self.side):
             return f"it is for the {'simulated' if case.only == 'sim' else 'real'} GPU"
         if case.torch > self.torch:
             return f"it needs torch {'.'.join(map(str, case.torch))}"
+        for module in case.needs:
+            if not self.has(module):
+                return f"{self.python} has no module {module}"
         if case.devices > self.devices:
             return f"it needs {case.devices} devices, and there are {self.devices}"
         return None

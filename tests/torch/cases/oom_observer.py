@@ -14,4 +14,4 @@ assert (device, asked, most) == (0, 2 * total, total), seen
 assert 0 < free < total, seen
 torch.cuda.set_per_process_memory_fraction(0.5)
 raises(torch.OutOfMemoryError, lambda: torch.empty(2 * total, dtype=torch.uint8, device="cuda"))
-assert seen[-1][2] == total // 2, seen
+assert abs(seen[-1][2] - total // 2) <= total // 100, seen
