@@ -26,6 +26,12 @@ extern int cudaDeviceGetDefaultMemPool(handle *, int), cudaMemPoolGetAttribute(h
 extern int cudaStreamBeginCapture(handle, int), cudaStreamEndCapture(handle, handle *);
 extern int cudaGraphInstantiateWithFlags(handle *, handle, unsigned long long);
 extern int cudaGraphLaunch(handle, handle), cudaGraphDestroy(handle), cudaGraphExecDestroy(handle);
+extern int cudaMemcpyAsync_ptsz(void *, const void *, size_t, int, handle);
+extern int cudaMemcpy_ptds(void *, const void *, size_t, int);
+extern int cudaStreamGetId(handle, unsigned long long *), cudaStreamQuery_ptsz(handle);
+extern int cudaGetDriverEntryPointByVersion_ptsz(const char *, void **, unsigned, unsigned long long,
+                                                 int *);
+extern int cuStreamGetId_ptsz(handle, unsigned long long *);
 extern int cuCtxGetCurrent(handle *), cuMemGetAddressRange_v2(void **, size_t *, void *);
 
 static int line_of_failure(int line, const char *what, long got, long wanted) {
@@ -160,6 +166,28 @@ int main(void) {
     IS(allocate(&much, 512), 0);
     IS(cudaGetDriverEntryPointByVersion("cuMemAlloc", (void **)&allocate, 3000, 0, &status), 0);
     IS(status != 0 && allocate == 0, 1);
+
+    /* Each thread's own default stream, by the names that a compiler's option gives functions. */
+    unsigned long long legacy_id, own_id, found_id;
+    int (*get_id)(handle, unsigned long long *) = 0;
+    IS(cudaStreamGetId(0, &legacy_id), 0);
+    IS(cuStreamGetId_ptsz(0, &own_id), 0);
+    IS(own_id != legacy_id, 1);
+    IS(cudaGetDriverEntryPointByVersion_ptsz("cuStreamGetId", (void **)&get_id, 12000, 0, 0), 0);
+    IS(get_id(0, &found_id), 0);
+    IS(found_id, own_id);
+    IS(cudaGetDriverEntryPointByVersion("cuStreamGetId", (void **)&get_id, 12000, 2, 0), 0);
+    IS(get_id(0, &found_id), 0);
+    IS(found_id, own_id);
+    IS(cudaGetDriverEntryPointByVersion_ptsz("cuStreamGetId", (void **)&get_id, 12000, 1, 0), 0);
+    IS(get_id(0, &found_id), 0);
+    IS(found_id, legacy_id);
+    IS(cudaDeviceSynchronize(), 0);
+    IS(cudaMemcpyAsync_ptsz(one, from, SIZE, 1, 0), 0);
+    IS(cudaStreamQuery_ptsz(0), 600);
+    IS(cudaMemcpy_ptds(to, one, SIZE, 2), 0);
+    IS(cudaStreamQuery_ptsz(0), 0);
+    IS(memcmp(from, to, SIZE), 0);
 
     IS(cudaFree(one) | cudaFree(two) | cudaFree(much), 0);
     IS(cudaDeviceSynchronize(), 0);

@@ -2,6 +2,7 @@
 
 use crate::machine::ready;
 use cudarc::driver::sys::*;
+use std::any::Any;
 use std::ffi::{c_char, c_float, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 use std::mem::transmute;
 
@@ -44,16 +45,12 @@ macro_rules! functions {
             cuMemAlloc_v2: fn(address: *mut CUdeviceptr, bytes: usize);
             cuMemAllocPitch_v2: fn(address: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize, element: c_uint);
             cuMemFree_v2: fn(address: CUdeviceptr);
-            cuMemAllocAsync: fn(address: *mut CUdeviceptr, bytes: usize, stream: CUstream);
-            cuMemAllocFromPoolAsync: fn(address: *mut CUdeviceptr, bytes: usize, from: CUmemoryPool, stream: CUstream);
-            cuMemFreeAsync: fn(address: CUdeviceptr, stream: CUstream);
             cuDeviceGetDefaultMemPool: fn(to: *mut CUmemoryPool, of: CUdevice);
             cuDeviceGetMemPool: fn(to: *mut CUmemoryPool, of: CUdevice);
             cuDeviceSetMemPool: fn(of: CUdevice, to: CUmemoryPool);
             cuMemPoolCreate: fn(to: *mut CUmemoryPool, properties: *const CUmemPoolProps);
             cuMemPoolDestroy: fn(which: CUmemoryPool);
             cuMemPoolTrimTo: fn(which: CUmemoryPool, keep: usize);
-            cuStreamEndCapture: fn(stream: CUstream, graph: *mut CUgraph);
             cuMemHostAlloc: fn(to: *mut *mut c_void, bytes: usize, flags: c_uint);
             cuMemAllocHost_v2: fn(to: *mut *mut c_void, bytes: usize);
             cuMemFreeHost: fn(address: *mut c_void);
@@ -71,8 +68,6 @@ macro_rules! functions {
             cuMemUnmap: fn(address: CUdeviceptr, size: usize);
             cuMemSetAccess: fn(address: CUdeviceptr, size: usize, access: *const CUmemAccessDesc, count: usize);
             cuEventCreate: fn(event: *mut CUevent, flags: c_uint);
-            cuEventRecord: fn(event: CUevent, stream: CUstream);
-            cuEventRecordWithFlags: fn(event: CUevent, stream: CUstream, flags: c_uint);
             cuEventElapsedTime_v2: fn(milliseconds: *mut c_float, start: CUevent, end: CUevent);
             cuCtxRecordEvent: fn(context: CUcontext, event: CUevent);
             cuEventQuery: fn(event: CUevent);
@@ -80,59 +75,18 @@ macro_rules! functions {
             cuEventDestroy_v2: fn(event: CUevent);
             cuStreamCreate: fn(stream: *mut CUstream, flags: c_uint);
             cuStreamCreateWithPriority: fn(stream: *mut CUstream, flags: c_uint, priority: c_int);
-            cuStreamDestroy_v2: fn(stream: CUstream);
-            cuStreamGetId: fn(stream: CUstream, id: *mut c_ulonglong);
-            cuStreamGetPriority: fn(stream: CUstream, priority: *mut c_int);
-            cuStreamGetFlags: fn(stream: CUstream, flags: *mut c_uint);
-            cuStreamGetDevice: fn(stream: CUstream, to: *mut CUdevice);
-            cuStreamIsCapturing: fn(stream: CUstream, status: *mut c_uint);
-            cuStreamGetCtx: fn(stream: CUstream, to: *mut CUcontext);
             cuThreadExchangeStreamCaptureMode: fn(mode: *mut CUstreamCaptureMode);
-            cuStreamSynchronize: fn(stream: CUstream);
-            cuStreamQuery: fn(stream: CUstream);
-            cuStreamWaitEvent: fn(stream: CUstream, event: CUevent, flags: c_uint);
-            cuStreamAddCallback: fn(stream: CUstream, function: CUstreamCallback, argument: *mut c_void, flags: c_uint);
-            cuMemsetD8Async: fn(address: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream);
-            cuMemsetD8_v2: fn(address: CUdeviceptr, value: c_uchar, count: usize);
-            cuMemsetD16Async: fn(address: CUdeviceptr, value: c_ushort, count: usize, stream: CUstream);
-            cuMemsetD16_v2: fn(address: CUdeviceptr, value: c_ushort, count: usize);
-            cuMemsetD32Async: fn(address: CUdeviceptr, value: c_uint, count: usize, stream: CUstream);
-            cuMemsetD32_v2: fn(address: CUdeviceptr, value: c_uint, count: usize);
-            cuMemsetD2D8Async: fn(address: CUdeviceptr, pitch: usize, value: c_uchar, count: usize, rows: usize, stream: CUstream);
-            cuMemsetD2D8_v2: fn(address: CUdeviceptr, pitch: usize, value: c_uchar, count: usize, rows: usize);
-            cuMemsetD2D16Async: fn(address: CUdeviceptr, pitch: usize, value: c_ushort, count: usize, rows: usize, stream: CUstream);
-            cuMemsetD2D16_v2: fn(address: CUdeviceptr, pitch: usize, value: c_ushort, count: usize, rows: usize);
-            cuMemsetD2D32Async: fn(address: CUdeviceptr, pitch: usize, value: c_uint, count: usize, rows: usize, stream: CUstream);
-            cuMemsetD2D32_v2: fn(address: CUdeviceptr, pitch: usize, value: c_uint, count: usize, rows: usize);
-            cuMemcpyAsync: fn(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
-            cuMemcpy: fn(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
-            cuMemcpyDtoDAsync_v2: fn(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
-            cuMemcpyDtoD_v2: fn(to: CUdeviceptr, from: CUdeviceptr, bytes: usize);
-            cuMemcpyDtoHAsync_v2: fn(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
-            cuMemcpyDtoH_v2: fn(to: *mut c_void, from: CUdeviceptr, bytes: usize);
-            cuMemcpyHtoDAsync_v2: fn(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
-            cuMemcpyHtoD_v2: fn(to: CUdeviceptr, from: *const c_void, bytes: usize);
-            cuMemcpyPeerAsync: fn(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize, stream: CUstream);
-            cuMemcpy2DAsync_v2: fn(what: *const CUDA_MEMCPY2D, stream: CUstream);
-            cuMemcpy2D_v2: fn(what: *const CUDA_MEMCPY2D);
-            cuMemcpy2DUnaligned_v2: fn(what: *const CUDA_MEMCPY2D);
-            cuMemcpy3DAsync_v2: fn(what: *const CUDA_MEMCPY3D, stream: CUstream);
-            cuMemcpy3D_v2: fn(what: *const CUDA_MEMCPY3D);
-        cuStreamGetCaptureInfo_v3: fn(stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut c_ulonglong, graph: *mut CUgraph, dependencies: *mut *const CUgraphNode, edges: *mut *const c_void, count: *mut usize);
         cuGraphCreate: fn(to: *mut CUgraph, flags: c_uint);
         cuGraphDestroy: fn(handle: CUgraph);
         cuGraphGetNodes: fn(handle: CUgraph, nodes: *mut CUgraphNode, count: *mut usize);
         cuGraphInstantiateWithFlags: fn(to: *mut CUgraphExec, handle: CUgraph, flags: c_ulonglong);
         cuGraphExecDestroy: fn(handle: CUgraphExec);
-        cuGraphLaunch: fn(handle: CUgraphExec, stream: CUstream);
-        cuGraphUpload: fn(handle: CUgraphExec, stream: CUstream);
         cuGraphDebugDotPrint: fn(handle: CUgraph, path: *const c_char, flags: c_uint);
             cuMemPoolGetAccess: fn(flags: *mut CUmemAccess_flags, which: CUmemoryPool, location: *mut CUmemLocation);
             cuMemPoolSetAccess: fn(which: CUmemoryPool, access: *const CUmemAccessDesc, count: usize);
             cuGraphAddEmptyNode: fn(to: *mut CUgraphNode, handle: CUgraph, dependencies: *const CUgraphNode, count: usize);
             cuGraphNodeGetType: fn(which: CUgraphNode, to: *mut CUgraphNodeType);
             cuGraphNodeGetDependencies_v2: fn(which: CUgraphNode, dependencies: *mut CUgraphNode, edges: *mut c_void, count: *mut usize);
-            cuStreamUpdateCaptureDependencies_v2: fn(stream: CUstream, dependencies: *mut CUgraphNode, edges: *const c_void, count: usize, flags: c_uint);
             cuIpcGetMemHandle: fn(to: *mut CUipcMemHandle, address: CUdeviceptr);
             cuIpcOpenMemHandle_v2: fn(to: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint);
             cuIpcCloseMemHandle: fn(address: CUdeviceptr);
@@ -142,9 +96,76 @@ macro_rules! functions {
             cuMemGetAllocationPropertiesFromHandle: fn(to: *mut CUmemAllocationProp, handle: CUmemGenericAllocationHandle);
             cuMemExportToShareableHandle: fn(to: *mut c_void, handle: CUmemGenericAllocationHandle, kind: CUmemAllocationHandleType, flags: c_ulonglong);
             cuMemImportFromShareableHandle: fn(handle: *mut CUmemGenericAllocationHandle, from: *mut c_void, kind: CUmemAllocationHandleType);
+            cuLaunchKernelEx: fn(configuration: *const CUlaunchConfig, function: CUfunction, arguments: *mut *mut c_void, extra: *mut *mut c_void);
+        }
+    };
+}
+
+/// The same for functions that take a stream. Each is there twice: to one that ends in `_ptsz` a null
+/// stream is the calling thread's own.
+macro_rules! stream_functions {
+    ($then:ident) => {
+        $then! {
+            cuStreamBeginCapture_v2: fn(stream: CUstream, mode: CUstreamCaptureMode = 0..=2);
+            cuMemAllocAsync: fn(address: *mut CUdeviceptr, bytes: usize, stream: CUstream);
+            cuMemAllocFromPoolAsync: fn(address: *mut CUdeviceptr, bytes: usize, from: CUmemoryPool, stream: CUstream);
+            cuMemFreeAsync: fn(address: CUdeviceptr, stream: CUstream);
+            cuStreamEndCapture: fn(stream: CUstream, graph: *mut CUgraph);
+            cuEventRecord: fn(event: CUevent, stream: CUstream);
+            cuEventRecordWithFlags: fn(event: CUevent, stream: CUstream, flags: c_uint);
+            cuStreamDestroy_v2: fn(stream: CUstream);
+            cuStreamGetId: fn(stream: CUstream, id: *mut c_ulonglong);
+            cuStreamGetPriority: fn(stream: CUstream, priority: *mut c_int);
+            cuStreamGetFlags: fn(stream: CUstream, flags: *mut c_uint);
+            cuStreamGetDevice: fn(stream: CUstream, to: *mut CUdevice);
+            cuStreamIsCapturing: fn(stream: CUstream, status: *mut c_uint);
+            cuStreamGetCtx: fn(stream: CUstream, to: *mut CUcontext);
+            cuStreamSynchronize: fn(stream: CUstream);
+            cuStreamQuery: fn(stream: CUstream);
+            cuStreamWaitEvent: fn(stream: CUstream, event: CUevent, flags: c_uint);
+            cuStreamAddCallback: fn(stream: CUstream, function: CUstreamCallback, argument: *mut c_void, flags: c_uint);
+            cuMemsetD8Async: fn(address: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream);
+            cuMemsetD16Async: fn(address: CUdeviceptr, value: c_ushort, count: usize, stream: CUstream);
+            cuMemsetD32Async: fn(address: CUdeviceptr, value: c_uint, count: usize, stream: CUstream);
+            cuMemsetD2D8Async: fn(address: CUdeviceptr, pitch: usize, value: c_uchar, count: usize, rows: usize, stream: CUstream);
+            cuMemsetD2D16Async: fn(address: CUdeviceptr, pitch: usize, value: c_ushort, count: usize, rows: usize, stream: CUstream);
+            cuMemsetD2D32Async: fn(address: CUdeviceptr, pitch: usize, value: c_uint, count: usize, rows: usize, stream: CUstream);
+            cuMemcpyAsync: fn(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
+            cuMemcpyDtoDAsync_v2: fn(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
+            cuMemcpyDtoHAsync_v2: fn(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
+            cuMemcpyHtoDAsync_v2: fn(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
+            cuMemcpyPeerAsync: fn(to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize, stream: CUstream);
+            cuMemcpy2DAsync_v2: fn(what: *const CUDA_MEMCPY2D, stream: CUstream);
+            cuMemcpy3DAsync_v2: fn(what: *const CUDA_MEMCPY3D, stream: CUstream);
+        cuStreamGetCaptureInfo_v3: fn(stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut c_ulonglong, graph: *mut CUgraph, dependencies: *mut *const CUgraphNode, edges: *mut *const c_void, count: *mut usize);
+        cuGraphLaunch: fn(handle: CUgraphExec, stream: CUstream);
+        cuGraphUpload: fn(handle: CUgraphExec, stream: CUstream);
+            cuStreamUpdateCaptureDependencies_v2: fn(stream: CUstream, dependencies: *mut CUgraphNode, edges: *const c_void, count: usize, flags: c_uint);
             cuLaunchHostFunc: fn(stream: CUstream, function: CUhostFn, argument: *mut c_void);
             cuLaunchKernel: fn(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, arguments: *mut *mut c_void, extra: *mut *mut c_void);
-            cuLaunchKernelEx: fn(configuration: *const CUlaunchConfig, function: CUfunction, arguments: *mut *mut c_void, extra: *mut *mut c_void);
+        }
+    };
+}
+
+/// Functions that use the default stream without being told one, with what does the same on a given
+/// stream, and whether they wait for it. Each is there twice: one that ends in `_ptds` uses the calling
+/// thread's own.
+macro_rules! default_stream_functions {
+    ($then:ident) => {
+        $then! {
+            cuMemcpy: fn(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) = cuMemcpyAsync, true;
+            cuMemcpyDtoD_v2: fn(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) = cuMemcpyDtoDAsync_v2, true;
+            cuMemcpyDtoH_v2: fn(to: *mut c_void, from: CUdeviceptr, bytes: usize) = cuMemcpyDtoHAsync_v2, true;
+            cuMemcpyHtoD_v2: fn(to: CUdeviceptr, from: *const c_void, bytes: usize) = cuMemcpyHtoDAsync_v2, true;
+            cuMemcpy2D_v2: fn(what: *const CUDA_MEMCPY2D) = cuMemcpy2DAsync_v2, true;
+            cuMemcpy2DUnaligned_v2: fn(what: *const CUDA_MEMCPY2D) = cuMemcpy2DAsync_v2, true;
+            cuMemcpy3D_v2: fn(what: *const CUDA_MEMCPY3D) = cuMemcpy3DAsync_v2, true;
+            cuMemsetD8_v2: fn(address: CUdeviceptr, value: c_uchar, count: usize) = cuMemsetD8Async, false;
+            cuMemsetD16_v2: fn(address: CUdeviceptr, value: c_ushort, count: usize) = cuMemsetD16Async, false;
+            cuMemsetD32_v2: fn(address: CUdeviceptr, value: c_uint, count: usize) = cuMemsetD32Async, false;
+            cuMemsetD2D8_v2: fn(address: CUdeviceptr, pitch: usize, value: c_uchar, count: usize, rows: usize) = cuMemsetD2D8Async, false;
+            cuMemsetD2D16_v2: fn(address: CUdeviceptr, pitch: usize, value: c_ushort, count: usize, rows: usize) = cuMemsetD2D16Async, false;
+            cuMemsetD2D32_v2: fn(address: CUdeviceptr, pitch: usize, value: c_uint, count: usize, rows: usize) = cuMemsetD2D32Async, false;
         }
     };
 }
@@ -158,7 +179,6 @@ macro_rules! functions_with_numbers {
             cuDeviceGetP2PAttribute: fn(value: *mut c_int, attribute: CUdevice_P2PAttribute = 1..=5, of: CUdevice, peer: CUdevice);
             cuCtxGetLimit: fn(to: *mut usize, limit: CUlimit = 0..=10);
             cuCtxSetLimit: fn(limit: CUlimit = 0..=10, value: usize);
-            cuStreamBeginCapture_v2: fn(stream: CUstream, mode: CUstreamCaptureMode = 0..=2);
             cuMemPoolGetAttribute: fn(which: CUmemoryPool, attribute: CUmemPool_attribute = 1..=8, value: *mut c_void);
             cuMemPoolSetAttribute: fn(which: CUmemoryPool, attribute: CUmemPool_attribute = 1..=8, value: *mut c_void);
             cuPointerGetAttribute: fn(data: *mut c_void, which: CUpointer_attribute = 1..=21, address: CUdeviceptr);
@@ -211,8 +231,65 @@ macro_rules! export_with_numbers {
     )*};
 }
 
+macro_rules! export_default_stream {
+    ($($name:ident: fn($($argument:ident: $kind:ty),*) = $async:ident, $waits:literal;)*) => {
+        export! { $($name: fn($($argument: $kind),*);)* }
+    };
+}
+
 functions!(export);
+stream_functions!(export_with_numbers);
+default_stream_functions!(export_default_stream);
 functions_with_numbers!(export_with_numbers);
+
+/// A null stream becomes the calling thread's own; other arguments stay as they are.
+fn own_default<T: Any>(mut argument: T) -> T {
+    if let Some(stream) = (&mut argument as &mut dyn Any).downcast_mut::<CUstream>()
+        && stream.is_null()
+    {
+        *stream = OWN;
+    }
+    argument
+}
+
+/// The handle that means the calling thread's own stream: `CU_STREAM_PER_THREAD`.
+const OWN: CUstream = std::ptr::without_provenance_mut(2);
+
+/// The functions by name that mean the calling thread's own stream by the default one, for look-ups.
+pub(crate) fn own_address_of(name: &str) -> Option<usize> {
+    macro_rules! stream {
+        ($($plain:ident: fn($($argument:ident: $kind:ty $(= $range:expr)?),*);)*) => {$({
+            #[unsafe(export_name = concat!(stringify!($plain), "_ptsz"))]
+            unsafe extern "C" fn own($($argument: kind_from_c!($kind $(, $range)?)),*) -> u32 {
+                // SAFETY: the caller's promise.
+                unsafe { $plain($(own_default($argument)),*) }
+            }
+            if name == stringify!($plain) {
+                return Some(own as *const () as usize);
+            }
+        })*};
+    }
+    macro_rules! default_stream {
+        ($($plain:ident: fn($($argument:ident: $kind:ty),*) = $async:ident, $waits:literal;)*) => {$({
+            #[unsafe(export_name = concat!(stringify!($plain), "_ptds"))]
+            unsafe extern "C" fn own($($argument: $kind),*) -> u32 {
+                // SAFETY: the caller's promise, and a handle that every thread has.
+                unsafe {
+                    match $async($($argument,)* OWN) {
+                        0 if $waits => cuStreamSynchronize(OWN),
+                        status => status,
+                    }
+                }
+            }
+            if name == stringify!($plain) {
+                return Some(own as *const () as usize);
+            }
+        })*};
+    }
+    stream_functions!(stream);
+    default_stream_functions!(default_stream);
+    None
+}
 
 #[allow(non_snake_case)]
 #[unsafe(no_mangle)]
@@ -238,14 +315,19 @@ unsafe extern "C" fn cuPointerGetAttributes(
 }
 
 macro_rules! addresses {
-    ($($name:ident: fn($($argument:ident: $kind:ty $(= $range:expr)?),*);)*) => {
+    ($($name:ident: fn($($argument:ident: $kind:ty $(= $range:expr)?),*) $(= $async:ident, $waits:literal)?;)*) => {
         &[$((stringify!($name), $name as *const () as usize)),*]
     };
 }
 
 /// The functions above by name, for look-ups.
 pub(crate) fn address_of(name: &str) -> Option<usize> {
-    let lists: [&[(&str, usize)]; 2] = [functions!(addresses), functions_with_numbers!(addresses)];
+    let lists: [&[(&str, usize)]; 4] = [
+        functions!(addresses),
+        stream_functions!(addresses),
+        default_stream_functions!(addresses),
+        functions_with_numbers!(addresses),
+    ];
     if name == "cuPointerGetAttributes" {
         return Some(cuPointerGetAttributes as *const () as usize);
     }

@@ -1,7 +1,7 @@
 //! Look-up of functions by name and version, and the names that older and per-thread-default-stream
 //! programs use.
 
-use crate::function::address_of;
+use crate::function::{address_of, own_address_of};
 use crate::machine::ready;
 use cudarc::driver::sys::{CUdriverProcAddressQueryResult, CUresult};
 use std::ffi::{CStr, c_char, c_int, c_ulonglong, c_void};
@@ -82,39 +82,43 @@ const VERSIONS: &[(&str, c_int, &str)] = &[
     ("cuStreamGetCaptureInfo", 12030, "cuStreamGetCaptureInfo_v3"),
 ];
 
-/// A function's address, or why there is none.
-fn look_up(name: &str, version: c_int) -> Result<usize, CUdriverProcAddressQueryResult> {
+/// A function's address, or why there is none. To `own` a default stream is the calling thread's.
+fn look_up(name: &str, version: c_int, own: bool) -> Result<usize, CUdriverProcAddressQueryResult> {
     use CUdriverProcAddressQueryResult::*;
     let mut versions = VERSIONS
         .iter()
         .filter(|(plain, ..)| *plain == name)
         .peekable();
-    if versions.peek().is_none() {
-        let own = match name {
-            "cuGetProcAddress_v2" => Some(cuGetProcAddress_v2 as *const () as usize),
-            name => address_of(name),
-        };
-        return own.ok_or(CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
-    }
-    let (_, _, symbol) = versions
-        .find(|(_, since, _)| *since <= version)
-        .ok_or(CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT)?;
-    match *symbol {
-        "cuGetProcAddress" => Ok(cuGetProcAddress as *const () as usize),
-        "cuGetProcAddress_v2" => Ok(cuGetProcAddress_v2 as *const () as usize),
-        symbol => address_of(symbol).ok_or(CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND),
-    }
+    let symbol = match versions.peek() {
+        None => name,
+        Some(_) => versions
+            .find(|(_, since, _)| *since <= version)
+            .map(|(_, _, symbol)| *symbol)
+            .ok_or(CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT)?,
+    };
+    let found = match symbol {
+        "cuGetProcAddress" => Some(cuGetProcAddress as *const () as usize),
+        "cuGetProcAddress_v2" if own => Some(cuGetProcAddress_v2_ptsz as *const () as usize),
+        "cuGetProcAddress_v2" => Some(cuGetProcAddress_v2 as *const () as usize),
+        symbol if own => own_address_of(symbol).or_else(|| address_of(symbol)),
+        symbol => address_of(symbol),
+    };
+    found.ok_or(CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND)
 }
 
-/// The address of a function by its plain name, as programs of a CUDA version mean it. The flag for
-/// per-thread default streams changes nothing: those functions are not there.
+/// `CU_GET_PROC_ADDRESS_LEGACY_STREAM` and `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
+const LEGACY_STREAM: c_ulonglong = 1;
+const OWN_STREAM: c_ulonglong = 2;
+
+/// The address of a function by its plain name, as programs of a CUDA version mean it. A flag says
+/// which stream the default one is to it.
 #[allow(non_snake_case)]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuGetProcAddress_v2(
     symbol: *const c_char,
     to: *mut *mut c_void,
     version: c_int,
-    _flags: c_ulonglong,
+    flags: c_ulonglong,
     status: *mut CUdriverProcAddressQueryResult,
 ) -> u32 {
     if let Err(status) = ready() {
@@ -127,7 +131,7 @@ unsafe extern "C" fn cuGetProcAddress_v2(
     let name = unsafe { CStr::from_ptr(symbol) };
     let found = name.to_str().map_or(
         Err(CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND),
-        |name| look_up(name, version),
+        |name| look_up(name, version, flags & OWN_STREAM != 0),
     );
     // SAFETY: the caller's promise: outputs that may be written; the status may be null.
     unsafe {
@@ -141,6 +145,24 @@ unsafe extern "C" fn cuGetProcAddress_v2(
         Ok(_) => CUresult::CUDA_SUCCESS as u32,
         Err(_) => CUresult::CUDA_ERROR_NOT_FOUND as u32,
     }
+}
+
+/// The same for programs whose default stream is the calling thread's own, unless the flag says not.
+#[allow(non_snake_case)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGetProcAddress_v2_ptsz(
+    symbol: *const c_char,
+    to: *mut *mut c_void,
+    version: c_int,
+    flags: c_ulonglong,
+    status: *mut CUdriverProcAddressQueryResult,
+) -> u32 {
+    let flags = match flags & LEGACY_STREAM {
+        0 => flags | OWN_STREAM,
+        _ => flags,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { cuGetProcAddress_v2(symbol, to, version, flags, status) }
 }
 
 /// The same before CUDA 12, when it did not say why.

@@ -3,7 +3,7 @@
 use crate::driver::{Address, Answer, Driver, INVALID, NOT_SUPPORTED, Pointer};
 use crate::kernel::variable;
 use crate::memory::Extent;
-use crate::thread::{primary, ready, run};
+use crate::thread::{OWN, primary, ready, run};
 use std::ffi::{c_int, c_uint, c_void};
 
 /// `cudaMemcpyDefault`, the last of the directions.
@@ -11,15 +11,25 @@ const DIRECTIONS: c_uint = 4;
 
 runtime! {
     cudaMemcpy(to: Address, from: Address, bytes: usize, direction: c_uint) ready().copy(to, from, bytes, direction);
-    cudaMemcpyAsync(to: Address, from: Address, bytes: usize, direction: c_uint, stream: Pointer) ready().copy_async(to, from, bytes, direction, stream);
-    cudaMemcpyPeerAsync(to: Address, device: c_int, from: Address, peer: c_int, bytes: usize, stream: Pointer) ready().copy_peer(to, device, from, peer, bytes, stream);
     cudaMemcpyPeer(to: Address, device: c_int, from: Address, peer: c_int, bytes: usize) ready().copy_peer_now(to, device, from, peer, bytes);
     cudaMemcpy2D(to: Address, to_pitch: usize, from: Address, from_pitch: usize, width: usize, height: usize, direction: c_uint) ready().copy_rows_now(to, to_pitch, from, from_pitch, width, height, direction);
-    cudaMemcpy2DAsync(to: Address, to_pitch: usize, from: Address, from_pitch: usize, width: usize, height: usize, direction: c_uint, stream: Pointer) ready().copy_rows(to, to_pitch, from, from_pitch, width, height, direction, stream);
     cudaMemset(address: Address, value: c_int, bytes: usize) ready().cuMemsetD8Async(address, value as u8, bytes, std::ptr::null_mut());
-    cudaMemsetAsync(address: Address, value: c_int, bytes: usize, stream: Pointer) ready().cuMemsetD8Async(address, value as u8, bytes, stream);
     cudaMemset2D(address: Address, pitch: usize, value: c_int, width: usize, height: usize) ready().cuMemsetD2D8Async(address, pitch, value as u8, width, height, std::ptr::null_mut());
-    cudaMemset2DAsync(address: Address, pitch: usize, value: c_int, width: usize, height: usize, stream: Pointer) ready().cuMemsetD2D8Async(address, pitch, value as u8, width, height, stream);
+}
+
+stream_runtime! {
+    cudaMemcpyAsync[stream](to: Address, from: Address, bytes: usize, direction: c_uint, stream: Pointer) ready().copy_async(to, from, bytes, direction, stream);
+    cudaMemcpyPeerAsync[stream](to: Address, device: c_int, from: Address, peer: c_int, bytes: usize, stream: Pointer) ready().copy_peer(to, device, from, peer, bytes, stream);
+    cudaMemcpy2DAsync[stream](to: Address, to_pitch: usize, from: Address, from_pitch: usize, width: usize, height: usize, direction: c_uint, stream: Pointer) ready().copy_rows(to, to_pitch, from, from_pitch, width, height, direction, stream);
+    cudaMemsetAsync[stream](address: Address, value: c_int, bytes: usize, stream: Pointer) ready().cuMemsetD8Async(address, value as u8, bytes, stream);
+    cudaMemset2DAsync[stream](address: Address, pitch: usize, value: c_int, width: usize, height: usize, stream: Pointer) ready().cuMemsetD2D8Async(address, pitch, value as u8, width, height, stream);
+}
+
+runtime! {
+    cudaMemcpy_ptds(to: Address, from: Address, bytes: usize, direction: c_uint) ready().copy_own(to, from, bytes, direction);
+    cudaMemcpy2D_ptds(to: Address, to_pitch: usize, from: Address, from_pitch: usize, width: usize, height: usize, direction: c_uint) ready().copy_rows_own(to, to_pitch, from, from_pitch, width, height, direction);
+    cudaMemset_ptds(address: Address, value: c_int, bytes: usize) ready().cuMemsetD8Async(address, value as u8, bytes, OWN);
+    cudaMemset2D_ptds(address: Address, pitch: usize, value: c_int, width: usize, height: usize) ready().cuMemsetD2D8Async(address, pitch, value as u8, width, height, OWN);
 }
 
 impl Driver {
@@ -44,6 +54,39 @@ impl Driver {
         }
         // SAFETY: the caller's promise.
         unsafe { self.cuMemcpyAsync(to, from, bytes, stream) }
+    }
+
+    unsafe fn copy_own(
+        &self,
+        to: Address,
+        from: Address,
+        bytes: usize,
+        direction: c_uint,
+    ) -> Answer {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.copy_async(to, from, bytes, direction, OWN)?;
+            self.cuStreamSynchronize(OWN)
+        }
+    }
+
+    unsafe fn copy_rows_own(
+        &self,
+        to: Address,
+        to_pitch: usize,
+        from: Address,
+        from_pitch: usize,
+        width: usize,
+        height: usize,
+        direction: c_uint,
+    ) -> Answer {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.copy_rows(
+                to, to_pitch, from, from_pitch, width, height, direction, OWN,
+            )?;
+            self.cuStreamSynchronize(OWN)
+        }
     }
 
     unsafe fn copy_peer(
@@ -173,22 +216,28 @@ unsafe fn copy_3d(driver: &Driver, what: *const Copy3D, stream: Pointer) -> Answ
     Ok(())
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMemcpy3DAsync(what: *const Copy3D, stream: Pointer) -> u32 {
-    // SAFETY: the caller's promise.
-    run(|| unsafe { copy_3d(ready()?, what, stream) })
+stream_runtime! {
+    cudaMemcpy3DAsync[stream](what: *const Copy3D, stream: Pointer) ready().copy_3d(what, stream);
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn cudaMemcpy3D(what: *const Copy3D) -> u32 {
-    run(|| {
-        let (driver, stream) = (ready()?, std::ptr::null_mut());
+runtime! {
+    cudaMemcpy3D(what: *const Copy3D) ready().copy_3d_now(what, std::ptr::null_mut());
+    cudaMemcpy3D_ptds(what: *const Copy3D) ready().copy_3d_now(what, OWN);
+}
+
+impl Driver {
+    unsafe fn copy_3d(&self, what: *const Copy3D, stream: Pointer) -> Answer {
+        // SAFETY: the caller's promise.
+        unsafe { copy_3d(self, what, stream) }
+    }
+
+    unsafe fn copy_3d_now(&self, what: *const Copy3D, stream: Pointer) -> Answer {
         // SAFETY: the caller's promise.
         unsafe {
-            copy_3d(driver, what, stream)?;
-            driver.cuStreamSynchronize(stream)
+            copy_3d(self, what, stream)?;
+            self.cuStreamSynchronize(stream)
         }
-    })
+    }
 }
 
 #[unsafe(no_mangle)]

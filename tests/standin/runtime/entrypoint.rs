@@ -58,3 +58,38 @@ unsafe extern "C" fn cudaGetDriverEntryPointByVersion(
     // SAFETY: the caller's promise.
     unsafe { find(symbol, to, version as c_int, flags, status) }
 }
+
+/// `cudaEnableLegacyStream` and `cudaEnablePerThreadDefaultStream`.
+const LEGACY_STREAM: c_ulonglong = 1;
+const OWN_STREAM: c_ulonglong = 2;
+
+/// The flags as programs mean them whose default stream is the calling thread's own.
+fn own(flags: c_ulonglong) -> c_ulonglong {
+    match flags & LEGACY_STREAM {
+        0 => flags | OWN_STREAM,
+        _ => flags,
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaGetDriverEntryPoint_ptsz(
+    symbol: *const c_char,
+    to: *mut Pointer,
+    flags: c_ulonglong,
+    status: *mut c_uint,
+) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe { find(symbol, to, version(), own(flags), status) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaGetDriverEntryPointByVersion_ptsz(
+    symbol: *const c_char,
+    to: *mut Pointer,
+    version: c_uint,
+    flags: c_ulonglong,
+    status: *mut c_uint,
+) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe { find(symbol, to, version as c_int, own(flags), status) }
+}

@@ -10,7 +10,10 @@ runtime! {
     cudaEventDestroy(event: Pointer) ready().cuEventDestroy(event);
     cudaEventElapsedTime(milliseconds: *mut f32, start: Pointer, end: Pointer) ready().cuEventElapsedTime(milliseconds, start, end);
     cudaEventQuery(event: Pointer) ready().cuEventQuery(event);
-    cudaEventRecord(event: Pointer, stream: Pointer) ready().cuEventRecordWithFlags(event, stream, 0);
-    cudaEventRecordWithFlags(event: Pointer, stream: Pointer, flags: c_uint) ready().cuEventRecordWithFlags(event, stream, flags);
     cudaEventSynchronize(event: Pointer) ready().cuEventSynchronize(event);
+}
+
+stream_runtime! {
+    cudaEventRecord[stream](event: Pointer, stream: Pointer) ready().cuEventRecordWithFlags(event, stream, 0);
+    cudaEventRecordWithFlags[stream](event: Pointer, stream: Pointer, flags: c_uint) ready().cuEventRecordWithFlags(event, stream, flags);
 }

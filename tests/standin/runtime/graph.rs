@@ -12,8 +12,11 @@ runtime! {
     cudaGraphInstantiateWithFlags(executable: *mut Pointer, graph: Pointer, flags: c_ulonglong) ready().cuGraphInstantiateWithFlags(executable, graph, flags);
     cudaGraphInstantiate(executable: *mut Pointer, graph: Pointer, flags: c_ulonglong) ready().cuGraphInstantiateWithFlags(executable, graph, flags);
     cudaGraphExecDestroy(executable: Pointer) ready().cuGraphExecDestroy(executable);
-    cudaGraphLaunch(executable: Pointer, stream: Pointer) ready().cuGraphLaunch(executable, stream);
     cudaGraphDebugDotPrint(graph: Pointer, path: *const c_char, flags: c_uint) ready().cuGraphDebugDotPrint(graph, path, flags);
+}
+
+stream_runtime! {
+    cudaGraphLaunch[stream](executable: Pointer, stream: Pointer) ready().cuGraphLaunch(executable, stream);
 }
 
 /// CUDA 13 put `edges` before the count.

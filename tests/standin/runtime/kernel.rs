@@ -2,9 +2,10 @@
 //! kernel's place into its stream; nothing runs.
 
 use crate::driver::{Address, Answer, Driver, INVALID, Pointer};
-use crate::thread::{device, ready, run};
+use crate::thread::{device, own_default, ready, run};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::convert::identity;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -194,40 +195,30 @@ fn launch(kernel: *const c_void, grid: Dim3, block: Dim3, shared: usize, stream:
     })
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cudaLaunchKernel(
-    kernel: *const c_void,
-    grid: Dim3,
-    block: Dim3,
-    _arguments: *mut Pointer,
-    shared: usize,
-    stream: Pointer,
-) -> u32 {
-    launch(kernel, grid, block, shared, stream)
+/// Launches of kernels, by the stream that their default one is.
+macro_rules! launches {
+    ($($name:ident $stream_of:expr;)*) => {$(
+        #[unsafe(no_mangle)]
+        extern "C" fn $name(
+            kernel: *const c_void,
+            grid: Dim3,
+            block: Dim3,
+            _arguments: *mut Pointer,
+            shared: usize,
+            stream: Pointer,
+        ) -> u32 {
+            launch(kernel, grid, block, shared, $stream_of(stream))
+        }
+    )*};
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn __cudaLaunchKernel(
-    kernel: *const c_void,
-    grid: Dim3,
-    block: Dim3,
-    _arguments: *mut Pointer,
-    shared: usize,
-    stream: Pointer,
-) -> u32 {
-    launch(kernel, grid, block, shared, stream)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cudaLaunchCooperativeKernel(
-    kernel: *const c_void,
-    grid: Dim3,
-    block: Dim3,
-    _arguments: *mut Pointer,
-    shared: usize,
-    stream: Pointer,
-) -> u32 {
-    launch(kernel, grid, block, shared, stream)
+launches! {
+    cudaLaunchKernel identity;
+    cudaLaunchKernel_ptsz own_default;
+    __cudaLaunchKernel identity;
+    __cudaLaunchKernel_ptsz own_default;
+    cudaLaunchCooperativeKernel identity;
+    cudaLaunchCooperativeKernel_ptsz own_default;
 }
 
 /// `cudaLaunchConfig_t`, as far as it is looked at.
@@ -248,6 +239,19 @@ unsafe extern "C" fn cudaLaunchKernelExC(
     // SAFETY: the caller's promise.
     match unsafe { configuration.as_ref() } {
         Some(it) => launch(kernel, it.grid, it.block, it.shared, it.stream),
+        None => run(|| Err(INVALID)),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cudaLaunchKernelExC_ptsz(
+    configuration: *const Configuration,
+    kernel: *const c_void,
+    _arguments: *mut Pointer,
+) -> u32 {
+    // SAFETY: the caller's promise.
+    match unsafe { configuration.as_ref() } {
+        Some(it) => launch(kernel, it.grid, it.block, it.shared, own_default(it.stream)),
         None => run(|| Err(INVALID)),
     }
 }

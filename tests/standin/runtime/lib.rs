@@ -27,6 +27,23 @@ macro_rules! runtime {
     )*};
 }
 
+/// The same for functions that take a stream, named in brackets: each is there twice, and to the one
+/// that ends in `_ptsz` a null stream is the calling thread's own.
+macro_rules! stream_runtime {
+    ($($name:ident[$stream:ident]($($argument:ident: $kind:ty),*) $ready:ident().$function:ident($($value:expr),*);)*) => {$(
+        runtime! { $name($($argument: $kind),*) $ready().$function($($value),*); }
+
+        const _: () = {
+            #[unsafe(export_name = concat!(stringify!($name), "_ptsz"))]
+            unsafe extern "C" fn own($($argument: $kind),*) -> u32 {
+                let $stream = $crate::thread::own_default($stream);
+                // SAFETY: the crate's contract, which the caller keeps.
+                unsafe { $name($($argument),*) }
+            }
+        };
+    )*};
+}
+
 mod copy;
 mod device;
 mod driver;

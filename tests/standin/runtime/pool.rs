@@ -6,9 +6,6 @@ use crate::thread::ready;
 use std::ffi::{c_int, c_uint, c_void};
 
 runtime! {
-    cudaMallocAsync(address: *mut Address, bytes: usize, stream: Pointer) ready().malloc_async(address, bytes, stream);
-    cudaMallocFromPoolAsync(address: *mut Address, bytes: usize, pool: Pointer, stream: Pointer) ready().cuMemAllocFromPoolAsync(address, bytes, pool, stream);
-    cudaFreeAsync(address: Address, stream: Pointer) ready().free_async(address, stream);
     cudaDeviceGetDefaultMemPool(pool: *mut Pointer, device: c_int) ready().cuDeviceGetDefaultMemPool(pool, device);
     cudaDeviceGetMemPool(pool: *mut Pointer, device: c_int) ready().cuDeviceGetMemPool(pool, device);
     cudaDeviceSetMemPool(device: c_int, pool: Pointer) ready().cuDeviceSetMemPool(device, pool);
@@ -19,6 +16,12 @@ runtime! {
     cudaMemPoolSetAttribute(pool: Pointer, attribute: c_uint, value: Pointer) ready().cuMemPoolSetAttribute(pool, attribute, value);
     cudaMemPoolGetAccess(flags: *mut c_uint, pool: Pointer, location: *mut c_void) ready().cuMemPoolGetAccess(flags, pool, location);
     cudaMemPoolSetAccess(pool: Pointer, access: *const c_void, count: usize) ready().cuMemPoolSetAccess(pool, access, count);
+}
+
+stream_runtime! {
+    cudaMallocAsync[stream](address: *mut Address, bytes: usize, stream: Pointer) ready().malloc_async(address, bytes, stream);
+    cudaMallocFromPoolAsync[stream](address: *mut Address, bytes: usize, pool: Pointer, stream: Pointer) ready().cuMemAllocFromPoolAsync(address, bytes, pool, stream);
+    cudaFreeAsync[stream](address: Address, stream: Pointer) ready().free_async(address, stream);
 }
 
 impl Driver {

@@ -107,3 +107,14 @@ pub(crate) fn choose(device: c_int) -> Answer {
     // SAFETY: a context that is held.
     unsafe { driver.cuCtxSetCurrent(context) }
 }
+
+/// The handle that means the calling thread's own stream: `cudaStreamPerThread`.
+pub(crate) const OWN: Pointer = std::ptr::without_provenance_mut(2);
+
+/// A stream as functions see it whose default stream is the calling thread's own.
+pub(crate) fn own_default(stream: Pointer) -> Pointer {
+    match stream.is_null() {
+        true => OWN,
+        false => stream,
+    }
+}
