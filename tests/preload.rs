@@ -312,7 +312,7 @@ cases! {
     a_runtime_that_is_opened: "opened" [], [], Some(3), ["dlsym"];
     memory_that_runs_out: "exhausted" [], [("STANDIN_MEMORY_MB", "512")], None, [];
     memory_in_order: "ordered" [], [HELD], Some(15), ["order", "apart"];
-    memory_pools: "pools" [], [], Some(3), ["pools"];
+    memory_pools: "pools" [], [], Some(5), ["pools", "pool attributes"];
     captures: "capture" [], [], Some(3), ["capture"];
     free_memory: "info" [], [], Some(9), ["info"];
     addresses: "attributes" ["1024"], [], Some(3), ["range", "attributes"];

@@ -38,6 +38,14 @@ macro_rules! interposed {
                 (address: u64, stream: u64) => ordered::free(address, stream);
             cuMemFreeAsync_ptsz: "cuMemFreeAsync", 11020, PerThread,
                 (address: u64, stream: u64) => ordered::free(address, ordered::per_thread(stream));
+            cuMemPoolGetAttribute: "cuMemPoolGetAttribute", 11020, Either,
+                (pool: *mut c_void, attribute: c_uint, value: *mut c_void)
+                => ordered::attribute(pool, attribute, value,
+                    real::call!(cuMemPoolGetAttribute(pool, attribute, value)));
+            cuMemPoolSetAttribute: "cuMemPoolSetAttribute", 11020, Either,
+                (pool: *mut c_void, attribute: c_uint, value: *mut c_void)
+                => ordered::set_attribute(pool, attribute,
+                    real::call!(cuMemPoolSetAttribute(pool, attribute, value)));
             cuDeviceSetMemPool: "cuDeviceSetMemPool", 11020, Either,
                 (device: c_int, pool: *mut c_void)
                 => ordered::set_pool(device, pool, real::call!(cuDeviceSetMemPool(device, pool)));

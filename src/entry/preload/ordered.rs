@@ -7,7 +7,7 @@ use super::breaks::is_broken;
 use super::memory::hand_out;
 use super::{Answer, attributes, capture, context, real};
 use concertina_engine::runtime::{Device, allocator_in_use};
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -95,6 +95,57 @@ pub fn set_pool_at(location: *const c_int, pool: *mut c_void, status: u32) -> An
         (DEVICE, device) => set_pool(device, pool, status),
         _ => Some(status),
     }
+}
+
+/// `CUmemPool_attribute` in `cuda.h`: what a pool holds and what is in use, now and at most.
+const RESERVED: c_uint = 5;
+const RESERVED_HIGH: c_uint = 6;
+const USED: c_uint = 7;
+const USED_HIGH: c_uint = 8;
+
+/// The driver's pools take memory in steps of this many bytes.
+const RESERVE_STEP: u64 = 32 << 20;
+
+/// The most bytes in use of each device's default pool that were seen when somebody asked.
+static HIGHEST: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+
+/// The device whose default pool this is, if it has a pool of ours, and the bytes of it in use.
+fn in_use(pool: *mut c_void) -> Option<(&'static AtomicU64, u64)> {
+    let mut devices = allocator_in_use()?.open_devices();
+    let device = devices.find(|device| default_pool(device.ordinal()) == Some(pool))?;
+    let highest = HIGHEST.get(device.ordinal() as usize)?;
+    let used = device.stream_ordered_bytes();
+    highest.fetch_max(used, Relaxed);
+    Some((highest, used))
+}
+
+/// `cuMemPoolGetAttribute`, which the driver answered with `status`: to what the default pool has, what
+/// we have in its place is added.
+pub fn attribute(pool: *mut c_void, attribute: c_uint, value: *mut c_void, status: u32) -> Answer {
+    if status != 0 || is_broken("pool attributes") {
+        return Some(status);
+    }
+    if let (RESERVED..=USED_HIGH, Some((highest, used))) = (attribute, in_use(pool)) {
+        let more = match attribute {
+            RESERVED => used.next_multiple_of(RESERVE_STEP),
+            RESERVED_HIGH => highest.load(Relaxed).next_multiple_of(RESERVE_STEP),
+            USED => used,
+            _ => highest.load(Relaxed),
+        };
+        // SAFETY: the driver wrote these 8 bytes.
+        unsafe { *value.cast::<u64>() += more };
+    }
+    Some(status)
+}
+
+/// `cuMemPoolSetAttribute`, which the driver answered with `status`: the highest figures can be set back.
+pub fn set_attribute(pool: *mut c_void, attribute: c_uint, status: u32) -> Answer {
+    if status == 0
+        && let (RESERVED_HIGH | USED_HIGH, Some((highest, used))) = (attribute, in_use(pool))
+    {
+        highest.store(used, Relaxed);
+    }
+    Some(status)
 }
 
 /// `cuMemFreeAsync`.

@@ -26,6 +26,13 @@ static void use_from(const char *what, handle pool) {
     SHOW(cudaFreeAsync(block, NULL));
 }
 
+static void show_use(handle pool) {
+    uint64_t used = 0, highest = 0;
+    SHOW(cudaMemPoolGetAttribute(pool, 7, &used));
+    SHOW(cudaMemPoolGetAttribute(pool, 8, &highest));
+    printf("in use: %lu, at most %lu\n", (unsigned long)used, (unsigned long)highest);
+}
+
 int main(void) {
     handle standard, own;
     struct pool_properties properties;
@@ -45,6 +52,19 @@ int main(void) {
     SHOW(cudaDeviceSetMemPool(0, standard));
     use("the default pool again");
     SHOW(cudaDeviceSynchronize());
+    /* What is in use of it: two more, and what was cudaMalloc's is none of it. */
+    uint64_t zero = 0;
+    void *block, *other;
+    SHOW(cudaMemPoolSetAttribute(standard, 8, &zero));
+    SHOW(cudaMallocAsync(&block, 3 * MIB, NULL));
+    SHOW(cudaMalloc(&other, MIB));
+    show_use(standard);
+    SHOW(cudaFreeAsync(block, NULL));
+    SHOW(cudaFree(other));
+    SHOW(cudaDeviceSynchronize());
+    show_use(standard);
+    SHOW(cudaMemPoolSetAttribute(standard, 8, &zero));
+    show_use(standard);
     SHOW(cudaMemPoolDestroy(own));
     SHOW(cudaGetLastError());
     return 0;

@@ -26,6 +26,7 @@ extern int cudaMallocManaged(void **, size_t, unsigned);
 extern int cudaMallocAsync(void **, size_t, handle), cudaFreeAsync(void *, handle);
 extern int cudaMallocFromPoolAsync(void **, size_t, handle, handle);
 extern int cudaDeviceGetDefaultMemPool(handle *, int), cudaDeviceSetMemPool(int, handle);
+extern int cudaMemPoolGetAttribute(handle, int, void *), cudaMemPoolSetAttribute(handle, int, void *);
 extern int cudaMemPoolCreate(handle *, const void *), cudaMemPoolDestroy(handle);
 extern int cudaMemset(void *, int, size_t), cudaMemsetAsync(void *, int, size_t, handle);
 extern int cudaMemcpy(void *, const void *, size_t, int);

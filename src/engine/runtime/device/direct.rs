@@ -85,6 +85,14 @@ impl Device {
         found.stream != UNORDERED
     }
 
+    /// Bytes of the blocks in use that were allocated in the order of a stream.
+    pub fn stream_ordered_bytes(&self) -> u64 {
+        let state = self.settled();
+        let blocks = state.pool.blocks_in_use();
+        let ordered = blocks.filter(Device::is_stream_ordered);
+        ordered.map(|block| block.size).sum()
+    }
+
     /// What is in use and held now.
     pub fn usage(&self) -> Usage {
         let state = self.settled();
