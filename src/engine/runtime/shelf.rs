@@ -208,6 +208,12 @@ impl Shelf {
         Some(item.address)
     }
 
+    /// Whether it is this stream's.
+    #[inline]
+    pub fn is_of(&self, key: StreamKey) -> bool {
+        self.key == key
+    }
+
     /// Puts a block in use onto the shelf. False where it is not known here or there is no room.
     #[inline]
     pub fn put(&mut self, address: u64) -> bool {

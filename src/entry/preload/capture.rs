@@ -17,6 +17,12 @@ pub fn is_on() -> bool {
     COUNT.load(Relaxed) > 0 && !is_broken("capture")
 }
 
+/// Whether this stream (by handle) is being captured.
+pub fn holds(stream: u64) -> bool {
+    let streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
+    streams.contains(&stream)
+}
+
 fn change(change: impl FnOnce(&mut Vec<u64>)) {
     let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
     change(&mut streams);

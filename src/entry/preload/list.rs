@@ -58,13 +58,15 @@ macro_rules! interposed {
                 (stream: u64) => capture::begin(stream, real::call!(cuStreamBeginCapture(stream)));
             cuStreamBeginCapture_ptsz: "cuStreamBeginCapture", 10000, PerThread,
                 (stream: u64)
-                => capture::begin(stream, real::call!(cuStreamBeginCapture_ptsz(stream)));
+                => capture::begin(ordered::per_thread(stream),
+                    real::call!(cuStreamBeginCapture_ptsz(stream)));
             cuStreamBeginCapture_v2: "cuStreamBeginCapture", 10010, Legacy,
                 (stream: u64, mode: c_uint)
                 => capture::begin(stream, real::call!(cuStreamBeginCapture_v2(stream, mode)));
             cuStreamBeginCapture_v2_ptsz: "cuStreamBeginCapture", 10010, PerThread,
                 (stream: u64, mode: c_uint)
-                => capture::begin(stream, real::call!(cuStreamBeginCapture_v2_ptsz(stream, mode)));
+                => capture::begin(ordered::per_thread(stream),
+                    real::call!(cuStreamBeginCapture_v2_ptsz(stream, mode)));
             cuStreamBeginCaptureToGraph: "cuStreamBeginCaptureToGraph", 12030, Legacy,
                 (stream: u64, graph: *mut c_void, nodes: *const c_void, edges: *const c_void,
                     count: usize, mode: c_uint)
@@ -73,14 +75,15 @@ macro_rules! interposed {
             cuStreamBeginCaptureToGraph_ptsz: "cuStreamBeginCaptureToGraph", 12030, PerThread,
                 (stream: u64, graph: *mut c_void, nodes: *const c_void, edges: *const c_void,
                     count: usize, mode: c_uint)
-                => capture::begin(stream, real::call!(
+                => capture::begin(ordered::per_thread(stream), real::call!(
                     cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode)));
             cuStreamEndCapture: "cuStreamEndCapture", 10000, Legacy,
                 (stream: u64, graph: *mut c_void)
                 => capture::end(stream, real::call!(cuStreamEndCapture(stream, graph)));
             cuStreamEndCapture_ptsz: "cuStreamEndCapture", 10000, PerThread,
                 (stream: u64, graph: *mut c_void)
-                => capture::end(stream, real::call!(cuStreamEndCapture_ptsz(stream, graph)));
+                => capture::end(ordered::per_thread(stream),
+                    real::call!(cuStreamEndCapture_ptsz(stream, graph)));
             cuStreamDestroy_v2: "cuStreamDestroy", 4000, Either,
                 (stream: u64) => capture::destroy(stream);
 
@@ -103,7 +106,8 @@ macro_rules! interposed {
 
             cuDevicePrimaryCtxRetain: "cuDevicePrimaryCtxRetain", 7000, Either,
                 (context: *mut usize, device: c_int)
-                => context::retained(device, real::call!(cuDevicePrimaryCtxRetain(context, device)));
+                => context::retained(device,
+                    real::call!(cuDevicePrimaryCtxRetain(context, device)));
             cuDevicePrimaryCtxRelease: "cuDevicePrimaryCtxRelease", 7000, Either,
                 (device: c_int)
                 => context::release(device, || real::call!(cuDevicePrimaryCtxRelease(device)));

@@ -114,10 +114,8 @@ pub fn free(address: u64) -> Answer {
     let allocator = allocator_in_use()?;
     attributes::forget(address);
     let here = context::known_device();
-    if let Some(device) = here
-        && free_here(allocator, device, address)?
-    {
-        return Some(0);
+    if let Some(status) = here.and_then(|device| free_here(allocator, device, address)) {
+        return Some(status);
     }
     if is_broken("unknown") {
         return Some(0);
@@ -135,8 +133,10 @@ fn free_elsewhere(allocator: &Allocator, here: Option<&Device>, address: u64) ->
         .open_devices()
         .filter(|other| here.is_none_or(|here| here.ordinal() != other.ordinal()));
     for device in others {
-        if device.find(address).is_some() && free_here(allocator, device, address)? {
-            return Some(0);
+        if device.find(address).is_some()
+            && let Some(status) = free_here(allocator, device, address)
+        {
+            return Some(status);
         }
     }
     // Freed already, or the middle of a block: the driver must not take it for the pool's own.
@@ -146,16 +146,20 @@ fn free_elsewhere(allocator: &Allocator, here: Option<&Device>, address: u64) ->
         .then_some(INVALID_VALUE)
 }
 
-/// Takes a block back; false where it is none of the device's. `None` where the device's work has
-/// failed, or a capture forbids to wait for it: the driver's own function says so, too.
+/// Takes a block back. `None` where it is none of the device's; the wait's status where that fails,
+/// because work has failed or a capture forbids to wait, as the driver's own function would say.
 #[inline]
-fn free_here(allocator: &Allocator, device: &Device, address: u64) -> Option<bool> {
-    match allocator.settings().free {
-        Free::Relaxed if is_broken("relaxed") => Some(device.free_idle(address).is_ok()),
-        Free::Relaxed => Some(device.free_later(address).is_ok()),
-        Free::Strict if is_broken("wait") || device.synchronize() == 0 => {
-            Some(device.free_idle(address).is_ok())
-        }
-        Free::Strict => None,
-    }
+fn free_here(allocator: &Allocator, device: &Device, address: u64) -> Answer {
+    let freed = match allocator.settings().free {
+        Free::Relaxed if !is_broken("relaxed") => device.free_later(address),
+        Free::Strict if !is_broken("wait") => match device.synchronize() {
+            0 => device.free_idle(address),
+            status => {
+                let found = device.find(address).filter(|it| it.start == address);
+                return found.map(|_| status);
+            }
+        },
+        _ => device.free_idle(address),
+    };
+    freed.ok().map(|()| 0)
 }

@@ -155,9 +155,13 @@ pub fn free(address: u64, stream: u64) -> Answer {
         return None;
     }
     let allocator = allocator_in_use()?;
-    // The driver is asked nothing about a stream for memory that is none of ours: a capture may be on.
-    if !allocator.open_devices().any(|device| device.knows(address)) {
-        return None;
+    if capture::is_on() {
+        // A graph's own memory, or a free that becomes part of a graph, is the driver's; and it is
+        // asked nothing about a stream for memory that is none of ours.
+        let known = allocator.open_devices().any(|it| it.knows(address));
+        if !known || capture::holds(stream) {
+            return None;
+        }
     }
     attributes::forget(address);
     let here = device_of(stream);

@@ -4,6 +4,7 @@
 use super::{Device, OutOfMemory, UnknownPointer};
 use crate::core::{Found, StreamKey};
 use crate::runtime::gpu::{UNORDERED, stream_key, synchronize};
+use crate::runtime::shelf::Place;
 
 /// How much of a device a process uses, as its own calls show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,13 +54,23 @@ impl Device {
 
     /// Takes back a block in the order of the stream (by handle): that stream's later work may use the
     /// memory again where it was allocated on the same stream; otherwise as [`Device::free_later`].
+    #[inline]
     pub fn free_on(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
         let key = stream_key(&self.functions, self.properties.context, stream);
-        let owner = self.state.lock().pool.stream_of(address);
-        if owner.ok_or(UnknownPointer)? == key {
-            self.free(address, stream)
-        } else {
-            self.free_later(address)
+        if let Some(mut shelf) = self.shelves.open(Place::of(key.handle))
+            && shelf.is_of(key)
+            && shelf.put(address)
+        {
+            return Ok(());
+        }
+        let state = self.state.lock();
+        match state.pool.stream_of(address) {
+            Some(owner) if owner == key => self.free_to_pool(state, None, address),
+            Some(_) => {
+                drop(state);
+                self.free_later(address)
+            }
+            None => Err(UnknownPointer),
         }
     }
 
