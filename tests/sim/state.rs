@@ -181,10 +181,13 @@ impl State {
 
     /// That a stream does not capture: waiting for it would wait for ever.
     pub fn not_captured(&mut self, function: &str, slot: u32) -> Answer {
-        let Some(index) = self.streams.get(slot).capture else {
+        let stream = self.streams.get(slot);
+        if !stream.capturing && stream.capture.is_none() {
             return Ok(());
-        };
-        if let Some(capture) = self.captures.get_mut(index) {
+        }
+        if let Some(index) = stream.capture
+            && let Some(capture) = self.captures.get_mut(index)
+        {
             capture.invalid = true;
         }
         self.capture_broken(function)

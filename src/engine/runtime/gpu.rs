@@ -24,6 +24,10 @@ pub const UNORDERED: StreamKey = StreamKey {
     id: u64::MAX,
 };
 
+/// Stands for the id of a stream that is being captured, which cannot be asked for. So to the pool it is
+/// another stream than before and after the capture, whose memory it can only have as any other could.
+const CAPTURED: u64 = u64::MAX;
+
 /// What one device is.
 #[derive(Clone, Debug)]
 pub struct Properties {
@@ -176,26 +180,33 @@ pub fn stream_key(functions: &Functions, context: usize, handle: u64) -> StreamK
     }
 }
 
-/// 0 where the driver does not know the stream.
+/// The driver's id for a stream, [`CAPTURED`] while it is captured, 0 where the driver does not know it.
 #[inline]
 fn stream_id(functions: &Functions, context: usize, handle: u64) -> u64 {
-    let mut id = 0;
-    // SAFETY: `id` outlives the call; the program vouches for the handle that it passed.
-    match unsafe { (functions.cuStreamGetId)(handle as CUstream, &mut id) } {
-        0 => id,
-        _ => stream_id_in(functions, context, handle),
-    }
+    ask_id(functions, handle).unwrap_or_else(|| stream_id_in(functions, context, handle))
 }
 
 /// The same on a thread that has no context yet.
 #[cold]
 fn stream_id_in(functions: &Functions, context: usize, handle: u64) -> u64 {
     let _current = current(functions, context);
-    let mut id = 0;
-    // SAFETY: as above.
-    match unsafe { (functions.cuStreamGetId)(handle as CUstream, &mut id) } {
-        0 => id,
-        _ => 0,
+    ask_id(functions, handle).unwrap_or(0)
+}
+
+/// To ask a captured stream for its id would end the capture; to ask whether it is captured does not
+/// (H100, driver 580, every capture mode).
+#[inline]
+fn ask_id(functions: &Functions, handle: u64) -> Option<u64> {
+    let (mut capturing, mut id) = (0, 0);
+    // SAFETY: both outlive the calls; the program vouches for the handle that it passed.
+    unsafe {
+        if (functions.cuStreamIsCapturing)(handle as CUstream, &mut capturing) != 0 {
+            return None;
+        }
+        if capturing != 0 {
+            return Some(CAPTURED);
+        }
+        ((functions.cuStreamGetId)(handle as CUstream, &mut id) == 0).then_some(id)
     }
 }
 

@@ -104,6 +104,7 @@ pub unsafe extern "C" fn cuStreamDestroy_v2(stream: CUstream) -> u32 {
 pub unsafe extern "C" fn cuStreamGetId(stream: CUstream, id: *mut c_ulonglong) -> u32 {
     call(Function::cuStreamGetId, |session| {
         let slot = session.state.stream("cuStreamGetId", stream)?;
+        session.state.not_captured("cuStreamGetId", slot)?;
         // SAFETY: the module's contract.
         unsafe { give(id, session.state.streams.get(slot).id) }
     })

@@ -37,7 +37,7 @@ fn synchronising_calls_break_a_capture() {
     let (a, b, address) = (stream(), stream(), alloc(512));
     let event = recorded(b);
     rig.machine.set_capturing(a, true);
-    let mut more = 0;
+    let (mut more, mut id) = (0, 0);
     // SAFETY: handles, and outputs are locals.
     let answers = unsafe {
         [
@@ -49,6 +49,7 @@ fn synchronising_calls_break_a_capture() {
             cuMemAlloc_v2(&mut more, 512),
             free(address),
             cuEventRecord(event, a),
+            cuStreamGetId(a, &mut id),
         ]
     };
     for answer in answers {
