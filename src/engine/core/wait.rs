@@ -47,11 +47,12 @@ impl<G: Gpu> Pool<G> {
         self.let_go()
     }
 
-    /// With several streams, or blocks that wait, one event for each 64th of the memory freed lets
-    /// others have it soon. An event costs 163 ns (H100), which is lost among that many frees.
+    /// With several streams, or blocks that wait, one event for each 64th of the memory freed, and at
+    /// least a chunk of it, lets others have it soon. An event costs 163 ns (H100), and as much again
+    /// what is asked before it, which is lost among that many frees.
     #[inline]
     pub(super) fn keep_time(&mut self, by: StreamKey, reserved: u64) {
-        if self.clock.unmarked > reserved / 64
+        if self.clock.unmarked > (reserved / 64).max(self.granularity)
             && (self.clock.asked() || self.slots.streams() > 1 || !self.pending.is_empty())
         {
             self.gpu.attend(Some(by));

@@ -7,7 +7,7 @@ pub use direct::Usage;
 use super::gpu::{DriverGpu, Properties, foreign_context, is_capturing, stream_key, synchronize};
 use super::history::{self, Action, Context, History};
 use super::ledger::{Call, CallFigures, Ledger};
-use super::lock::{Guard, Lock};
+use super::lock::{Apart, Guard, Lock};
 use super::message;
 use super::settings::{RoundUp, Settings};
 use super::shelf::{Habits, Place, Shelf, Shelves};
@@ -105,12 +105,12 @@ pub struct Device {
     /// Some allocations go to private pools.
     routed: AtomicBool,
     shelves: Shelves,
-    state: Lock<State>,
+    state: Apart<Lock<State>>,
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
-        let state = self.state.get_mut();
+        let state = self.state.0.get_mut();
         self.shelves.clear_all(&mut state.pool);
         state.pool.shut();
     }
@@ -221,7 +221,7 @@ impl Device {
             fraction: AtomicU64::new(settings.per_process_memory_fraction.to_bits()),
             routed: AtomicBool::new(false),
             shelves: Shelves::new(),
-            state: Lock::new(state),
+            state: Apart(Lock::new(state)),
         })
     }
 

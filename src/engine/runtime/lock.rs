@@ -9,6 +9,7 @@
 
 use parking_lot::lock_api::{self, GuardSend, RawMutexTimed};
 use std::hint::spin_loop;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +19,18 @@ pub type Lock<T> = lock_api::Mutex<RawLock, T>;
 
 /// The value, until dropped.
 pub type Guard<'a, T> = lock_api::MutexGuard<'a, RawLock, T>;
+
+/// Something that shares its cache lines, and those fetched with them, with nothing else.
+#[repr(align(128))]
+pub struct Apart<T>(pub T);
+
+impl<T> Deref for Apart<T> {
+    type Target = T;
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
 
 /// Whether it is taken.
 pub struct RawLock(AtomicBool);

@@ -11,7 +11,7 @@
 //! Locks are taken in one order: the device's, then a shelf's. Who has a shelf's may try the
 //! device's. Shelves are opened and closed under both.
 
-use super::lock::{Guard, Lock};
+use super::lock::{Apart, Guard, Lock};
 use crate::core::{Class, Gpu, Pool, StreamKey};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -72,8 +72,7 @@ struct Recycled {
     requested: u64,
 }
 
-/// One stream's shelf. It and its lock share cache lines with no other.
-#[repr(align(128))]
+/// One stream's shelf.
 pub struct Shelf {
     key: StreamKey,
     length: usize,
@@ -93,7 +92,7 @@ pub struct Shelf {
 
 /// The shelves of one device.
 pub struct Shelves {
-    places: [OnceLock<Box<Lock<Shelf>>>; SHELVES],
+    places: [OnceLock<Box<Apart<Lock<Shelf>>>>; SHELVES],
     /// A bit for each place whose shelf is open.
     open: AtomicU64,
 }
@@ -122,7 +121,7 @@ impl Shelves {
     #[inline(never)]
     pub fn begin(&self, place: Place, key: StreamKey) -> Guard<'_, Shelf> {
         let shelf = self.places[place.0].get_or_init(|| {
-            Box::new(Lock::new(Shelf {
+            Box::new(Apart(Lock::new(Shelf {
                 key,
                 length: 0,
                 worth: 0,
@@ -132,7 +131,7 @@ impl Shelves {
                 items: Default::default(),
                 recycled: Default::default(),
                 tracked: Box::new([Item::default(); TRACKED]),
-            }))
+            })))
         });
         let mut shelf = shelf.lock();
         // Blocks came and went while it was closed.
