@@ -149,7 +149,7 @@ impl<G: Gpu> Pool<G> {
     /// or idle. `None` where there is none.
     ///
     /// Two bin look-ups, one split, one hash insertion; no call to the driver.
-    #[inline]
+    #[inline(always)]
     pub fn allocate_free(
         &mut self,
         size: u64,

@@ -244,33 +244,57 @@ impl Device {
     ///
     /// Costs one lock that no other stream takes where the stream has just freed a block of the
     /// same size, else the device's lock, or both, and the pool's best fit.
-    #[inline]
+    #[inline(always)]
     pub fn allocate(&self, size: usize, stream: u64) -> Result<u64, Box<OutOfMemory>> {
         let key = stream_key(&self.functions, self.properties.context, stream);
         self.allocate_for(size, key)
     }
 
-    #[inline]
+    #[inline(always)]
     fn allocate_for(&self, size: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
         if !self.routed.load(Relaxed)
             && let Some(mut shelf) = self.shelves.open(Place::of(key.handle))
         {
-            if let Some(address) = shelf.take(key, size as u64) {
-                return Ok(address);
+            match shelf.take(key, size as u64) {
+                Some(address) => Ok(address),
+                None => self.allocate_after_miss(shelf, size, key),
             }
-            // In this order a lock may only be tried.
-            if let Some(state) = self.state.try_lock() {
-                return self.allocate_from_pool(state, Some(shelf), size, key);
-            }
+        } else {
+            self.allocate_without_shelf(size, key)
         }
-        self.allocate_from_pool(self.state.lock(), None, size, key)
     }
 
-    /// The caller may have the stream's shelf locked; it has missed, then.
+    #[inline(never)]
+    fn allocate_after_miss(
+        &self,
+        shelf: Guard<'_, Shelf>,
+        size: usize,
+        key: StreamKey,
+    ) -> Result<u64, Box<OutOfMemory>> {
+        // In this order a lock may only be tried.
+        match self.state.try_lock() {
+            Some(state) => self.allocate_from_pool(state, Some(shelf), size, key),
+            None => {
+                drop(shelf);
+                self.allocate_without_shelf(size, key)
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn allocate_without_shelf(&self, size: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
+        let state = self.state.lock();
+        // It may have been opened meanwhile.
+        let shelf = self.shelves.open(Place::of(key.handle));
+        self.allocate_from_pool(state, shelf, size, key)
+    }
+
+    /// With the stream's shelf, if that is open.
+    #[inline(always)]
     fn allocate_from_pool(
         &self,
         mut state: Guard<'_, State>,
-        shelf: Option<Guard<'_, Shelf>>,
+        mut shelf: Option<Guard<'_, Shelf>>,
         size: usize,
         key: StreamKey,
     ) -> Result<u64, Box<OutOfMemory>> {
@@ -280,7 +304,6 @@ impl Device {
             true => SHARED,
             false => self.routed(&mut state, key.handle),
         };
-        let mut shelf = shelf.or_else(|| self.shelves.open(place));
         if let Some(shelf) = &mut shelf {
             shelf.clear(&mut state.pool);
         }
@@ -345,22 +368,42 @@ impl Device {
 
     /// Takes a block back. The stream that it was allocated on may have it again at once.
     /// `stream` is that stream's handle if the caller knows it: then it is quick to find.
-    #[inline]
+    #[inline(always)]
     pub fn free(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
         let place = Place::of(stream);
-        if let Some(mut shelf) = self.shelves.open(place) {
-            if shelf.put(address) {
-                return Ok(());
-            }
-            // In this order a lock may only be tried.
-            if let Some(state) = self.state.try_lock() {
-                return self.free_to_pool(state, Some((place, shelf)), address);
+        match self.shelves.open(place) {
+            Some(mut shelf) => match shelf.put(address) {
+                true => Ok(()),
+                false => self.free_after_miss(place, shelf, address),
+            },
+            None => self.free_without_shelf(address),
+        }
+    }
+
+    #[inline(never)]
+    fn free_after_miss(
+        &self,
+        place: Place,
+        shelf: Guard<'_, Shelf>,
+        address: u64,
+    ) -> Result<(), UnknownPointer> {
+        // In this order a lock may only be tried.
+        match self.state.try_lock() {
+            Some(state) => self.free_to_pool(state, Some((place, shelf)), address),
+            None => {
+                drop(shelf);
+                self.free_without_shelf(address)
             }
         }
+    }
+
+    #[inline(never)]
+    fn free_without_shelf(&self, address: u64) -> Result<(), UnknownPointer> {
         self.free_to_pool(self.state.lock(), None, address)
     }
 
     /// The caller may have one place's shelf locked.
+    #[inline(always)]
     fn free_to_pool(
         &self,
         mut state: Guard<'_, State>,
