@@ -239,9 +239,12 @@ def output(*command):
 
 
 def last_line(text):
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    """The line that says why a program ended: that of the last Python error, else the last one."""
     # concertina's own words stand wherever they fall.
-    return next((line for line in reversed(lines) if not line.startswith("concertina: ")), "")
+    lines = [line for line in text.splitlines() if not line.startswith("concertina: ")]
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt)\b", line)]
+    others = [line.strip() for line in lines if line.strip()]
+    return next(reversed(errors or others), "")
 
 
 def arguments():
