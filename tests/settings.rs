@@ -60,6 +60,7 @@ fn every_setting_takes_effect() {
     );
     assert_eq!(good("driver:sim").driver, Driver::Sim);
     assert_eq!(good("chunk_size_mb:64").chunk_size, 64 * MIB);
+    assert!(!good("stream_waits:False").stream_waits);
     assert_eq!(
         good("idle_release_ms:1500").idle_release,
         Duration::from_millis(1500)

@@ -47,6 +47,33 @@ fn memory_freed_on_one_stream_goes_to_another_behind_its_work() {
     bench.finish();
 }
 
+/// With `stream_waits:False` memory is only had once the work is done.
+#[test]
+fn nothing_waits_where_the_setting_forbids_it() {
+    let bench = Bench::new(Settings {
+        stream_waits: false,
+        ..Settings::default()
+    });
+    let (gpu, size) = (&bench.gpu, 32 * MIB);
+    let (a, b) = (gpu.stream(), gpu.stream());
+    let first = bench.allocate(size, a);
+    let held = gpu.hold(&[a]);
+    gpu.fill(first, size, 1, a);
+    bench.free(first);
+    let second = bench.allocate(size, b);
+    assert!(!overlap(first, second, size));
+    gpu.fill(second, size, 2, b);
+    gpu.synchronize(b);
+    held.release();
+    let third = bench.allocate(size, b);
+    assert_eq!(third, first);
+    assert_eq!(bench.calls("cuStreamWaitEvent"), 0);
+    gpu.expect(second, size, 2, b);
+    bench.free(second);
+    bench.free(third);
+    bench.finish();
+}
+
 /// The holes of several streams, each too small, are put together behind a wait for all of them.
 #[test]
 fn chunks_of_several_streams_make_one_range_behind_their_work() {

@@ -30,6 +30,9 @@ impl<G: Gpu> Pool<G> {
         if until <= stream.follows.max(self.clock.passed) {
             return true;
         }
+        if !self.policy.waits {
+            return false;
+        }
         let key = stream.key;
         match self.clock.covering(until, &mut self.gpu) {
             Some((event, covered)) if self.gpu.order(event, key) => {

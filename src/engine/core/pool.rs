@@ -24,6 +24,8 @@ pub struct Policy {
     pub expandable: bool,
     /// The largest chunk that growth creates, in bytes; 0 lets the pool choose.
     pub chunk: u64,
+    /// Streams may be made to wait on the GPU for what others have freed.
+    pub waits: bool,
     /// How far reserved memory may exceed the highest live figure, in thousandths, before free
     /// chunks are moved rather than new ones created. Nine keeps every recorded trace within 1 %
     /// where the holes allow it (`tests/replay.rs`).
@@ -35,6 +37,7 @@ impl Default for Policy {
         Policy {
             expandable: true,
             chunk: 0,
+            waits: true,
             slack: 9,
         }
     }

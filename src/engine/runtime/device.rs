@@ -191,6 +191,7 @@ impl Device {
         let policy = Policy {
             expandable: settings.expandable_segments,
             chunk: settings.chunk_size as u64,
+            waits: settings.stream_waits,
             ..Policy::default()
         };
         let gpu = DriverGpu::new(functions, properties.clone(), ledger.clone());

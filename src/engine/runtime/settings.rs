@@ -38,6 +38,8 @@ pub struct Settings {
     pub ipc: bool,
     /// Bytes to take from each device on its first use.
     pub preallocate: usize,
+    /// Streams may be made to wait on the GPU for memory that others have freed.
+    pub stream_waits: bool,
     /// How long a whole chunk may lie idle before it goes back to the driver; zero keeps it.
     pub idle_release: Duration,
 }
@@ -72,6 +74,7 @@ impl Default for Settings {
             free: Free::Strict,
             ipc: false,
             preallocate: 0,
+            stream_waits: true,
             idle_release: Duration::ZERO,
         }
     }
@@ -219,6 +222,10 @@ table! {
     "preallocate", Kind::Size, "none",
         sets!(preallocate, Number(bytes) => bytes),
         "bytes taken from each device at once on its first use; `empty_cache` gives back what is free";
+    "stream_waits", Kind::Bool, "True",
+        sets!(stream_waits, Bool(yes) => yes),
+        "have a stream wait on the GPU for memory that others freed, rather than take more from the \
+         driver; `False` for a program whose kernels never end, or wait for later work of other streams";
     "idle_release_ms", Kind::Milliseconds, "0",
         sets!(idle_release, Number(time) => Duration::from_millis(time as u64)),
         "how long memory may lie idle, in whole chunks, before it goes back to the driver; 0 keeps it";
