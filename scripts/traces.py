@@ -2,8 +2,8 @@
 """This library beside PyTorch's own allocator on the recorded traces.
 
     scripts/traces.py            prints the table
-    scripts/traces.py --readme   puts it into the README
-    scripts/traces.py --check    fails when the README's is another
+    scripts/traces.py --readme   puts it into the README, and a longer one into that of tests/traces
+    scripts/traces.py --check    fails when theirs are others
 
 Replays tests/traces on the simulated GPU, where the same source gives the same figures on every
 machine. Wants the command `concertina`: target/release/concertina (`cargo build --release` makes
@@ -18,7 +18,12 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+TRACES = ROOT / "tests" / "traces"
 MARKER = "<!-- traces -->"
+
+# How often a trace is repeated, and by how many events work is late, in the longer table.
+PASSES = 6
+LATE = 50
 
 # PyTorch 2.11's allocator, replaying the same traces on one H100 80GB, with its default settings and
 # with expandable_segments:True. Peak reserved over peak live; the smallest limit over peak live under
@@ -32,10 +37,10 @@ PYTORCH = {
 }
 
 
-def replay(command):
+def replay(command, *options):
     """The figures of every trace, by name."""
-    files = [str(ROOT / "tests" / "traces" / f"{name}.gz") for name in PYTORCH]
-    options = ["--driver", "sim", "--passes", "1", "--min-limit", "--json"]
+    files = [str(TRACES / f"{name}.gz") for name in PYTORCH]
+    options = ["--driver", "sim", "--min-limit", "--json", *options]
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -76,6 +81,37 @@ def markdown(rows):
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def longer(command, once):
+    """The same for concertina alone: after one pass and after several, where work is done at once and
+    where it is late."""
+    several = replay(command, "--passes", str(PASSES))
+    late = replay(command, "--passes", str(PASSES), "--late", str(LATE))
+    what = ["one pass", f"{PASSES} passes", f"{PASSES} passes, {LATE} late"]
+    lines = [
+        ["trace", *(f"reserved: {it}" for it in what), "smallest limit", f"smallest limit, {LATE} late"],
+        ["---"] + ["---:"] * 5,
+    ]
+    for name in PYTORCH:
+        reserved = [f"{it[name]['reserved_ratio']:.4f}" for it in (once, several, late)]
+        limits = [f"{it[name]['min_limit_ratio']:.4f}" for it in (once, late)]
+        lines.append([f"`{name}`", *reserved, *limits])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def keep(path, fresh, check):
+    """Puts a table into its place in a file, or fails where another is there."""
+    parts = path.read_text().split(MARKER)
+    if len(parts) != 3:
+        sys.exit(f"traces.py: {path} has no place for the table between two {MARKER}")
+    if not check:
+        path.write_text(MARKER.join([parts[0], fresh, parts[2]]))
+    elif parts[1] != fresh:
+        sys.exit(
+            f"traces.py: the table in {path} is not what the replay gives; `scripts/traces.py "
+            f"--readme` puts this there:\n{fresh}"
+        )
+
+
 def text(rows):
     names = ["concertina", "default", "expandable"]
     lines = [["trace", "live MiB", *names, *names], *rows]
@@ -99,24 +135,15 @@ def main():
             f"traces.py: there is no command at {arguments.command}: "
             "build it with `cargo build --release`, or name it with --command"
         )
-    rows = table(replay(arguments.command))
+    once = replay(arguments.command, "--passes", "1")
+    rows = table(once)
     if not (arguments.readme or arguments.check):
         print(text(rows), end="")
         return
-    readme = ROOT / "README.md"
-    parts = readme.read_text().split(MARKER)
-    if len(parts) != 3:
-        sys.exit(f"traces.py: {readme} has no place for the table between two {MARKER}")
-    fresh = f"\n{markdown(rows)}"
-    if arguments.readme:
-        readme.write_text(MARKER.join([parts[0], fresh, parts[2]]))
-    elif parts[1] != fresh:
-        sys.exit(
-            f"traces.py: the README's table is not what the replay gives; `scripts/traces.py "
-            f"--readme` puts this there:\n{fresh}"
-        )
-    else:
-        print("traces.py: the README shows what the replay gives")
+    keep(ROOT / "README.md", f"\n{markdown(rows)}", arguments.check)
+    keep(TRACES / "README.md", f"\n{longer(arguments.command, once)}", arguments.check)
+    if arguments.check:
+        print("traces.py: both READMEs show what the replay gives")
 
 
 if __name__ == "__main__":
