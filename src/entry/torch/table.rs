@@ -53,6 +53,7 @@ macro_rules! member {
 }
 
 const RELEASE_POOL: &CStr = member!("11releasePoolEaSt4pairIyyE");
+const MEMCPY_ASYNC: &CStr = member!("11memcpyAsyncEPviPKvimP11CUstream_stb");
 const SHARE_IPC_HANDLE: &CStr = member!("14shareIpcHandleEPv");
 
 macro_rules! slots {
@@ -76,6 +77,7 @@ slots! {
         begin_allocate_to_pool, "CUDA graphs";
     Of(member!("17endAllocateToPoolEaSt4pairIyyE")), end_allocate_to_pool, "CUDA graphs";
     Of(RELEASE_POOL), release_pool, "CUDA graphs";
+    Of(MEMCPY_ASYNC), memcpy_async, "copies between GPUs that do not reach each other";
     Between(1), get_pool_use_count, "torch.cuda.MemPool";
     Between(2), create_or_incref_pool, "torch.cuda.MemPool";
     Between(3), set_use_on_oom, "torch.cuda.MemPool";
@@ -274,6 +276,75 @@ extern "C" fn get_pool_use_count(_: This, device: i8, pool: concertina_pool_id) 
     guard(0, || {
         usable(device.into()).map_or(0, |it| it.pool_users((pool.graph, pool.user)) as c_int)
     })
+}
+
+type MemcpyAsync = unsafe extern "C-unwind" fn(
+    This,
+    *mut c_void,
+    c_int,
+    *const c_void,
+    c_int,
+    usize,
+    *mut CUstream_st,
+    bool,
+) -> c_int;
+
+/// Mapped memory of a device that `stream`'s cannot reach is copied by the call that names both.
+unsafe extern "C-unwind" fn memcpy_async(
+    this: This,
+    to: *mut c_void,
+    to_device: c_int,
+    from: *const c_void,
+    from_device: c_int,
+    bytes: usize,
+    stream: *mut CUstream_st,
+    reachable: bool,
+) -> c_int {
+    type Peer = unsafe extern "C-unwind" fn(
+        *mut c_void,
+        c_int,
+        *const c_void,
+        c_int,
+        usize,
+        *mut CUstream_st,
+    ) -> c_int;
+    static FUNCTIONS: OnceLock<Option<(MemcpyAsync, Peer)>> = OnceLock::new();
+    let functions = FUNCTIONS.get_or_init(|| {
+        let torch = Library::loaded(c"libtorch_cuda.so")?;
+        let (plain, peer) = (
+            torch.symbol(MEMCPY_ASYNC)?,
+            torch.symbol(c"cudaMemcpyPeerAsync")?,
+        );
+        // SAFETY: the mangled name says what the first takes, CUDA's header what the second does;
+        // both answer a `cudaError_t`.
+        Some(unsafe {
+            (
+                transmute::<*mut c_void, MemcpyAsync>(plain),
+                transmute::<*mut c_void, Peer>(peer),
+            )
+        })
+    });
+    /// `cudaErrorNotSupported`.
+    const NOT_SUPPORTED: c_int = 801;
+    // SAFETY: the arguments are the caller's, handed on.
+    unsafe {
+        match functions {
+            Some((_, peer)) if to_device != from_device && !reachable => {
+                peer(to, to_device, from, from_device, bytes, stream)
+            }
+            Some((plain, _)) => plain(
+                this,
+                to,
+                to_device,
+                from,
+                from_device,
+                bytes,
+                stream,
+                reachable,
+            ),
+            None => NOT_SUPPORTED,
+        }
+    }
 }
 
 /// Without a look at the allocator that the pool may want instead: all memory is ours.
