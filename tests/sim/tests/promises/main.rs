@@ -4,6 +4,7 @@
 
 mod capture;
 mod context;
+mod copy;
 mod failure;
 mod graph;
 mod mapping;
