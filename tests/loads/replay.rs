@@ -22,13 +22,14 @@ pub struct Replay {
 impl Replay {
     /// An empty pool for the script, on a GPU whose work ends `late` events late.
     pub fn new(script: &Script, late: u64) -> Replay {
-        let mut replay = Replay::with_memory(4 * script.peak_live.max(1 << 30), late);
+        let memory = 4 * script.peak_live.max(1 << 30);
+        let mut replay = Replay::with_settings(Settings::default(), memory, late);
         replay.make_streams(script.streams);
         replay
     }
 
-    /// The same with so many bytes, and the default stream alone.
-    pub fn with_memory(memory: u64, late: u64) -> Replay {
+    /// The same on a GPU with so many bytes of memory, and with the default stream alone.
+    pub fn with_settings(settings: Settings, memory: u64, late: u64) -> Replay {
         // Nothing touches the memory, so there is nothing to check.
         let machine = Machine::new(Config {
             memory,
@@ -37,7 +38,7 @@ impl Replay {
         });
         let bound = machine.bind();
         let functions = driver::sim();
-        let allocator = Allocator::new(functions, Settings::default()).expect("a device");
+        let allocator = Allocator::new(functions, settings).expect("a device");
         let (mut device, mut context) = (0, null_mut());
         // SAFETY: the driver is initialised, outputs are locals, the context is retained for good.
         unsafe {

@@ -5,6 +5,7 @@ use crate::random::Random;
 use crate::replay::Replay;
 use crate::script::Script;
 use concertina_engine::runtime::Route;
+use concertina_engine::runtime::settings::Settings;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::Duration;
@@ -89,7 +90,7 @@ fn what_is_kept_is_bounded_and_flat() {
     ];
     let mut random = Random::new(0);
     let before = HELD.get();
-    let mut replay = Replay::with_memory(256 << 30, 20);
+    let mut replay = Replay::with_settings(Settings::default(), 256 << 30, 20);
     let mut stay: Vec<(u64, u64)> = Vec::with_capacity(STAY);
     let (mut events, mut cycles): (usize, Vec<Kept>) = (0, Vec::with_capacity(1000));
     while events < EVENTS {

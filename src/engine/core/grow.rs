@@ -14,12 +14,9 @@ use super::stream::StreamKey;
 const MERGED: u64 = 8 << 20;
 
 impl<G: Gpu> Pool<G> {
-    /// The largest chunk to create now. Costs are per chunk, waste is per chunk size: a thousandth
-    /// of what is held keeps both in proportion: gpt2_varlen in `tests/traces` then takes 0.17 s of
-    /// driver calls to grow to 33 GB (H100) and holds 1.009 of what is live. Half of that where a
-    /// limit makes waste dearer: its smallest limit is 1.004 rather than 1.005.
+    /// The largest chunk to create now.
     fn largest_chunk(&self, group: GroupId) -> u64 {
-        let share = if self.gpu.is_limited() { 2048 } else { 1024 };
+        let share = self.policy.tuning.share << u32::from(self.gpu.is_limited());
         let chosen = match self.policy.chunk {
             0 => self.groups[group as usize].reserved / share,
             chunk => chunk,
@@ -41,7 +38,7 @@ impl<G: Gpu> Pool<G> {
         }
         let group = &self.groups[id as usize];
         let highest = group.highest.max(group.live + size);
-        let ceiling = highest + highest * self.policy.slack / 1000;
+        let ceiling = highest + highest * self.policy.tuning.slack / 1000;
         let allowed = ceiling.saturating_sub(group.reserved) / self.granularity * self.granularity;
         // A wait on the GPU costs less than mapping: in a run of prefetch_streams (H100) 38 waits rather
         // than 16 spared 700 of 1,300 chunks their move.

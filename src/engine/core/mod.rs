@@ -35,7 +35,7 @@ pub use gpu::{Event, Gpu, Handle, Refusal};
 pub use group::{GroupId, SHARED};
 pub use journal::{Happening, Journal};
 pub use look::Found;
-pub use pool::{Live, Policy, Pool, Shortage, Unknown};
+pub use pool::{Live, Policy, Pool, Shortage, Tuning, Unknown};
 pub use segments::{Piece, Segment};
 pub use stream::StreamKey;
 

@@ -192,7 +192,7 @@ impl Device {
             expandable: settings.expandable_segments,
             chunk: settings.chunk_size as u64,
             waits: settings.stream_waits,
-            ..Policy::default()
+            tuning: settings.tuning,
         };
         let gpu = DriverGpu::new(functions, properties.clone(), ledger.clone());
         let mut state = State {

@@ -15,6 +15,7 @@ pub mod settings;
 mod shelf;
 pub mod stats;
 
+pub use crate::core::Tuning;
 pub use crate::core::{Found, Refusal, Shortage};
 pub use device::{Device, Figures, OutOfMemory, PoolId, Route, UnknownPointer, Usage};
 pub use ledger::{Call, CallFigures};

@@ -4,6 +4,7 @@
 //! it. A setting is looked for, key by key, in [`VARIABLES`]; the first variable that names the key
 //! decides, even when what it says is a mistake.
 
+use crate::core::Tuning;
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::time::Duration;
@@ -42,6 +43,8 @@ pub struct Settings {
     pub stream_waits: bool,
     /// How long a whole chunk may lie idle before it goes back to the driver; zero keeps it.
     pub idle_release: Duration,
+    /// For experiments: no key sets it.
+    pub tuning: Tuning,
 }
 
 /// What `cudaFree` waits for where the library stands in for it.
@@ -76,6 +79,7 @@ impl Default for Settings {
             preallocate: 0,
             stream_waits: true,
             idle_release: Duration::ZERO,
+            tuning: Tuning::default(),
         }
     }
 }
