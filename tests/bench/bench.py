@@ -96,7 +96,7 @@ def note_pairs(run, allocator, lines):
     for line in lines:
         bench = line["bench"]
         case = {
-            "pair": lambda: size(line["bytes"]),
+            "pair": lambda: size(line["bytes"]) + (", default stream" if "stream" in line else ""),
             "mixed": lambda: f"{line['live']:,} live",
             "scale": lambda: f"{line['live']:,} live",
             "threads": lambda: some(line["threads"], "thread") + " on " + some(line["streams"], "stream"),

@@ -177,8 +177,10 @@ template <class A> void all_pairs(A &a, const Driver *driver, Effort effort) {
     };
     for (size_t kib : {0, 64, 1024, 8192, 65536}) {
         size_t bytes = kib ? kib << 10 : 512;
-        print("\"bench\":\"pair\",\"bytes\":" + std::to_string(bytes),
-              pair(a, bytes, streams[0], effort));
+        std::string what = "\"bench\":\"pair\",\"bytes\":" + std::to_string(bytes);
+        print(what, pair(a, bytes, streams[0], effort));
+        // Most programs know no other stream.
+        if (driver) print(what + ",\"stream\":\"default\"", pair(a, bytes, nullptr, effort));
     }
     print("\"bench\":\"mixed\",\"live\":2000", mixed(a, 2000, 15, streams[0], effort));
     for (size_t own : {1, 0})

@@ -85,7 +85,7 @@ impl Wait {
             }
             Wait::Sleep(micros) => {
                 thread::sleep(Duration::from_micros(micros));
-                Wait::Sleep((micros * 2).min(1000))
+                Wait::Sleep((micros * 2).min(250))
             }
         }
     }

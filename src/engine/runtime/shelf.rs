@@ -62,6 +62,9 @@ struct Item {
     address: u64,
     requested: u64,
     size: u64,
+    /// Which opening of the shelf it dates from. Blocks come and go while a shelf is closed, so what
+    /// dates from an earlier one means nothing.
+    opening: u64,
 }
 
 /// What went over the shelf, in one class, since the pool was last told.
@@ -75,6 +78,8 @@ struct Recycled {
 /// One stream's shelf.
 pub struct Shelf {
     key: StreamKey,
+    /// How often it has been opened.
+    opening: u64,
     length: usize,
     worth: u32,
     /// The block that was handed out last.
@@ -123,6 +128,7 @@ impl Shelves {
         let shelf = self.places[place.0].get_or_init(|| {
             Box::new(Apart(Lock::new(Shelf {
                 key,
+                opening: 0,
                 length: 0,
                 worth: 0,
                 last: 0,
@@ -134,8 +140,7 @@ impl Shelves {
             })))
         });
         let mut shelf = shelf.lock();
-        // Blocks came and went while it was closed.
-        shelf.tracked.fill(Item::default());
+        shelf.opening += 1;
         shelf.key = key;
         shelf.worth = OPENS;
         self.open.fetch_or(1 << place.0, Relaxed);
@@ -223,7 +228,8 @@ impl Shelf {
         // it got the block back, would hand the same one out again; any other would be lost to the
         // holes beside it, which costs memory (llama_serve: 1.016 instead of 1.009).
         let fits = item.size <= crate::core::SMALL || self.last == address;
-        if address == 0 || item.address != address || length == LENGTH || !fits {
+        let known = item.address == address && item.opening == self.opening && address != 0;
+        if !known || length == LENGTH || !fits {
             return false;
         }
         self.tracked[track].address = 0;
@@ -249,6 +255,7 @@ impl Shelf {
             address,
             requested,
             size,
+            opening: self.opening,
         };
         self.last = address;
     }
