@@ -592,6 +592,21 @@ while held() > 0: time.sleep(0.001)
 }
 
 #[test]
+fn plain_segments_do_not_go_back_by_themselves_and_that_is_said() {
+    scratch!(scratch, file);
+    let mut command = c("exit", &file);
+    command.env(
+        "CONCERTINA_CONF",
+        "driver:sim,expandable_segments:False,idle_release_ms:1",
+    );
+    assert_eq!(
+        exits(command, 3),
+        "concertina: idle_release_ms has no effect with expandable_segments:False\n"
+    );
+    drop(scratch);
+}
+
+#[test]
 fn a_process_ends_and_forks_as_ever_while_idle_memory_is_looked_after() {
     let ends = [
         ("exit", 3),

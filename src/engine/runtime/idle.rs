@@ -25,6 +25,10 @@ pub fn start(allocator: &'static Allocator) {
     if patience.is_zero() || STARTED.swap(true, Ordering::Relaxed) {
         return;
     }
+    if !allocator.settings().expandable_segments {
+        message::say("idle_release_ms has no effect with expandable_segments:False");
+        return;
+    }
     // SAFETY: the function stays, as the library is never unloaded.
     unsafe { libc::atexit(end) };
     if !helper::start(move || watch(allocator, patience)) {
