@@ -384,7 +384,7 @@ fn the_command_runs_a_program() {
     .concat();
     let said = output(&mut concertina(&run));
     assert!(said.contains("24 of 64 MiB\n"), "{said}");
-    assert_eq!(served(&stats), 3);
+    assert_eq!(served(&stats), 63);
 
     let mut shell = concertina(&["--library", &library, "sh", "-c"]);
     shell.arg("echo $LD_PRELOAD $CONCERTINA_CONF; exit 9");
@@ -518,6 +518,33 @@ fn relaxed_frees_keep_their_promise() {
 }
 
 #[test]
+fn relaxed_frees_change_nothing_but_when_they_return() {
+    for program in [
+        "runtime",
+        "wrong_frees",
+        "ordered",
+        "reset",
+        "info",
+        "exhausted",
+        "threads",
+        "capture",
+    ] {
+        let case = Case {
+            environment: &[
+                ("STANDIN_MEMORY_MB", "2048"),
+                ("CONCERTINA_CONF", "free:relaxed"),
+            ],
+            ..Case::of(program)
+        };
+        let trial = Trial::new(&format!("relaxed-{program}"), &case);
+        let (bare, _) = trial.run(None, &[HELD]);
+        let (preloaded, pooled) = trial.run(Some(library()), &[HELD]);
+        assert_eq!(preloaded, bare, "{program}");
+        assert!(pooled > 0, "{program}");
+    }
+}
+
+#[test]
 fn a_limit_is_all_the_memory_there_is() {
     let case = Case {
         environment: &[("CONCERTINA_CONF", "limit:64MiB")],
@@ -527,7 +554,8 @@ fn a_limit_is_all_the_memory_there_is() {
     let (said, pooled) = trial.run(Some(library()), &[]);
     assert_eq!(
         said,
-        "cudaMalloc(&one, 40 * MIB): 0\n\
+        "0 failed\n\
+         cudaMalloc(&one, 40 * MIB): 0\n\
          cudaMemGetInfo(&free, &total): 0\n\
          24 of 64 MiB\n\
          cudaMalloc(&two, 40 * MIB): 2\n\
@@ -538,7 +566,9 @@ fn a_limit_is_all_the_memory_there_is() {
          cudaMallocAsync(&one, 8 * MIB, NULL): 0\n\
          exit status: 0"
     );
-    assert_eq!(pooled, 3);
+    assert_eq!(pooled, 63);
+    let relaxed = [("CONCERTINA_CONF", "limit:64MiB,free:relaxed")];
+    assert_eq!(trial.run(Some(library()), &relaxed), (said, 63));
 }
 
 /// `scripts/test-preload.sh` runs on a GPU what the programs say themselves (`Run:`).

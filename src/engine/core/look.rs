@@ -38,6 +38,14 @@ impl<G: Gpu> Pool<G> {
         })
     }
 
+    /// No other stream uses the block that starts at `address` any more.
+    pub fn unshare(&mut self, address: u64) {
+        let id = self.table.get(&self.blocks, address);
+        if id != super::block::NONE {
+            self.blocks[id].shared = false;
+        }
+    }
+
     /// Whether memory comes in plain segments, each of them one allocation to the driver.
     pub fn is_plain(&self) -> bool {
         self.granularity == 0

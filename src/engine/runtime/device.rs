@@ -1,8 +1,11 @@
 //! One device: its pool behind a lock.
 
 mod direct;
+mod later;
 
 pub use direct::Usage;
+
+use later::Later;
 
 use super::gpu::{DriverGpu, Properties, foreign_context, is_capturing, stream_key, synchronize};
 use super::history::{self, Action, Context, History};
@@ -55,6 +58,8 @@ struct State {
     habits: Habits,
     private: Vec<Private>,
     routes: Vec<Routed>,
+    /// Blocks that wait for no one stream.
+    later: Later,
     /// Blocks that streams of other devices use, and those devices' contexts.
     foreign: HashMap<u64, Vec<usize>>,
     history: History,
@@ -200,6 +205,7 @@ impl Device {
             habits: Habits::new(),
             private: Vec::new(),
             routes: Vec::new(),
+            later: Later::new(properties.total),
             foreign: HashMap::new(),
             history: History::default(),
             seen: (0, Duration::ZERO),

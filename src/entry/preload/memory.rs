@@ -27,6 +27,7 @@ pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
     }
     let block = match is_broken("apart") {
         true => device.allocate(bytes, 0),
+        false if is_relaxed() => device.allocate_from_aside(bytes),
         false => device.allocate_unordered(bytes),
     };
     hand_out(address, block)
@@ -151,15 +152,19 @@ fn free_elsewhere(allocator: &Allocator, here: Option<&Device>, address: u64) ->
 #[inline]
 fn free_here(allocator: &Allocator, device: &Device, address: u64) -> Answer {
     let freed = match allocator.settings().free {
-        Free::Relaxed if !is_broken("relaxed") => device.free_later(address),
-        Free::Strict if !is_broken("wait") => match device.synchronize() {
+        _ if is_broken("wait") => device.free_idle(address),
+        Free::Relaxed if is_broken("relaxed") => device.free_idle(address),
+        // In a capture an event would be as wrong as a wait, and not tell the program so.
+        Free::Relaxed if !capture::is_on() => device.set_aside(address),
+        _ => match device.synchronize() {
+            // What is set aside was freed before.
+            0 if is_relaxed() && !device.knows(address) => return None,
             0 => device.free_idle(address),
             status => {
                 let found = device.find(address).filter(|it| it.start == address);
                 return found.map(|_| status);
             }
         },
-        _ => device.free_idle(address),
     };
     freed.ok().map(|()| 0)
 }

@@ -6,7 +6,7 @@
 use super::breaks::is_broken;
 use super::memory::hand_out;
 use super::{Answer, attributes, capture, context, real};
-use concertina_engine::runtime::{Device, allocator_in_use};
+use concertina_engine::runtime::{Device, OutOfMemory, allocator_in_use};
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -49,7 +49,7 @@ pub fn allocate(address: *mut u64, bytes: usize, stream: u64) -> Answer {
     if OWN_POOL.load(Relaxed) >> device.ordinal() & 1 != 0 && !is_broken("pools") {
         return None;
     }
-    hand_out(address, device.allocate(bytes, stream))
+    hand_out(address, block(device, bytes, stream))
 }
 
 /// `cuMemAllocFromPoolAsync`.
@@ -61,7 +61,16 @@ pub fn allocate_from(address: *mut u64, bytes: usize, pool: *mut c_void, stream:
     if default_pool(device.ordinal()) != Some(pool) {
         return None;
     }
-    hand_out(address, device.allocate(bytes, stream))
+    hand_out(address, block(device, bytes, stream))
+}
+
+/// A block for the stream; where there is no other memory, after waiting for what was set aside.
+#[inline]
+fn block(device: &Device, bytes: usize, stream: u64) -> Result<u64, Box<OutOfMemory>> {
+    match device.allocate(bytes, stream) {
+        Err(_) if device.take_back_aside() => device.allocate(bytes, stream),
+        block => block,
+    }
 }
 
 /// The default pool of a device.

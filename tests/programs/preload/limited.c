@@ -1,8 +1,22 @@
 /* A limit of 64 MiB: limited. */
 #include "show.h"
 
+/* What was freed makes room for other sizes, too. */
+static void many_sizes(void) {
+    int failed = 0;
+    for (size_t size = 1; size <= 60; size++) {
+        void *block;
+        failed += cudaMalloc(&block, size * MIB) != 0;
+        failed += cudaFree(block) != 0;
+        failed += cudaFree(block) == 0;
+        cudaGetLastError();
+    }
+    printf("%d failed\n", failed);
+}
+
 int main(void) {
     void *one, *two;
+    many_sizes();
     size_t free, total;
     SHOW(cudaMalloc(&one, 40 * MIB));
     SHOW(cudaMemGetInfo(&free, &total));

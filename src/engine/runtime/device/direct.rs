@@ -1,8 +1,8 @@
 //! What a program's own CUDA calls ask of a device: memory as `cudaMalloc` and `cudaMallocAsync` hand
 //! it out, and what can be asked about it.
 
-use super::{Device, OutOfMemory, UnknownPointer};
-use crate::core::{Found, StreamKey};
+use super::{Device, OutOfMemory, State, UnknownPointer};
+use crate::core::{Found, Gpu, StreamKey};
 use crate::runtime::gpu::{UNORDERED, stream_key, synchronize};
 use crate::runtime::shelf::Place;
 
@@ -33,6 +33,52 @@ impl Device {
         self.free(address, UNORDERED.handle)
     }
 
+    /// The same, from blocks that were set aside first ([`Device::set_aside`]); where there is no other
+    /// memory, after waiting for all of them.
+    pub fn allocate_from_aside(&self, size: usize) -> Result<u64, Box<OutOfMemory>> {
+        let mut state = self.state.lock();
+        let State { later, pool, .. } = &mut *state;
+        if let Some(address) = later.take(size as u64, pool) {
+            return Ok(address);
+        }
+        drop(state);
+        match self.allocate_unordered(size) {
+            Err(_) if self.take_back_aside() => self.allocate_unordered(size),
+            block => block,
+        }
+    }
+
+    /// Waits until all that was set aside is idle, and gives it to the pool. False where there was
+    /// nothing, or waiting is not possible.
+    pub fn take_back_aside(&self) -> bool {
+        let mut state = self.state.lock();
+        let State { later, pool, .. } = &mut *state;
+        let waited = later.bytes() > 0 && pool.gpu_mut().synchronize();
+        if waited {
+            later.give_back(pool);
+        }
+        waited
+    }
+
+    /// Takes back a block that work on any stream may still use: it is handed out again, for a request
+    /// of the same size, once all work of the device up to now is done. Does not wait.
+    pub fn set_aside(&self, address: u64) -> Result<(), UnknownPointer> {
+        let mut state = self.state.lock();
+        let State { later, pool, .. } = &mut *state;
+        let owner = pool.stream_of(address).ok_or(UnknownPointer)?;
+        if !self.forget(owner, address) {
+            return Err(UnknownPointer);
+        }
+        if owner != UNORDERED {
+            drop(state);
+            return self.free_later(address);
+        }
+        match later.put(address, pool) {
+            true => Ok(()),
+            false => Err(UnknownPointer),
+        }
+    }
+
     /// Takes back a block that work on any stream may still use: it is not used again before all work
     /// of the device up to now is done. Does not wait.
     pub fn free_later(&self, address: u64) -> Result<(), UnknownPointer> {
@@ -43,7 +89,8 @@ impl Device {
             handle: owner.handle,
             id: !owner.id,
         };
-        if !self.forget(owner, address) {
+        let aside = owner == UNORDERED && state.pool.is_shared(address);
+        if aside || !self.forget(owner, address) {
             return Err(UnknownPointer);
         }
         let shared = state.pool.record_use(address, other);
@@ -76,12 +123,16 @@ impl Device {
 
     /// Whether a block in use starts at `address`. Asks the driver nothing.
     pub fn knows(&self, address: u64) -> bool {
-        self.state.lock().pool.stream_of(address).is_some()
+        let state = self.state.lock();
+        state.pool.stream_of(address).is_some() && !state.pool.is_shared(address)
     }
 
     /// The block in use around an address, which need not be its start.
     pub fn find(&self, address: u64) -> Option<Found> {
-        self.settled().pool.block_around(address)
+        let state = self.settled();
+        let found = state.pool.block_around(address);
+        // What is set aside is in use to the pool, and not to the program.
+        found.filter(|it| it.stream != UNORDERED || !state.pool.is_shared(it.start))
     }
 
     /// Whether to the driver the byte at `address` belongs to an allocation of the pool's, which it
@@ -109,7 +160,7 @@ impl Device {
         let state = self.settled();
         let all = &state.pool.counters().all;
         Usage {
-            live: all.allocated_bytes.current,
+            live: all.allocated_bytes.current - state.later.bytes(),
             reserved: all.reserved_bytes.current,
         }
     }
@@ -124,6 +175,8 @@ impl Device {
     /// used in ends. `ended` says that it has, and all its work with it.
     pub fn start_over(&self, ended: bool) {
         let mut state = self.settled();
+        let State { later, pool, .. } = &mut *state;
+        later.give_back(pool);
         let blocks: Vec<Found> = state.pool.blocks_in_use().collect();
         for block in blocks {
             self.forget(block.stream, block.start);

@@ -1,0 +1,159 @@
+//! Blocks that the program gave back while work on any stream may still use them (`free:relaxed`).
+//!
+//! They are set aside in batches, each behind one event of the whole device, and handed out again for
+//! the same size once it has passed: an event costs more than a pair of calls may. To the pool they are
+//! in use meanwhile, and marked as shared.
+
+use crate::core::{BLOCK, Class, Event, Gpu, Pool, StreamKey};
+use crate::runtime::gpu::{DriverGpu, UNORDERED};
+use std::collections::{HashMap, VecDeque};
+
+/// Blocks behind one event, at most.
+const BATCH: usize = 64;
+
+/// No stream's: to record its use makes a block shared.
+const ANY: StreamKey = StreamKey { handle: 0, id: 0 };
+
+#[derive(Clone, Copy)]
+struct Aside {
+    address: u64,
+    requested: u64,
+}
+
+impl Aside {
+    fn size(self) -> u64 {
+        self.requested.max(1).next_multiple_of(BLOCK)
+    }
+}
+
+#[derive(Default)]
+struct Batch {
+    blocks: Vec<Aside>,
+    bytes: u64,
+}
+
+/// What is set aside on one device.
+pub struct Later {
+    /// Bytes behind one event, and bytes that are kept for their sizes.
+    limit: u64,
+    open: Batch,
+    /// In the order of their events.
+    waiting: VecDeque<(Event, Batch)>,
+    /// Idle blocks by the size that was asked for.
+    ready: HashMap<u64, Vec<Aside>>,
+    ready_bytes: u64,
+    /// Bytes of all of them.
+    bytes: u64,
+}
+
+impl Later {
+    /// For a device with so many bytes of memory.
+    pub fn new(total: u64) -> Self {
+        Later {
+            limit: (total / 512).max(32 << 20),
+            open: Batch::default(),
+            waiting: VecDeque::new(),
+            ready: HashMap::new(),
+            ready_bytes: 0,
+            bytes: 0,
+        }
+    }
+
+    /// Bytes set aside.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Sets a block aside. False where it is none that can be, or is already.
+    pub fn put(&mut self, address: u64, pool: &mut Pool<DriverGpu>) -> bool {
+        let live = pool.look_up(address).filter(|it| it.stream == UNORDERED);
+        let Some(live) = live.filter(|_| !pool.is_shared(address)) else {
+            return false;
+        };
+        if pool.record_use(address, ANY).is_err() {
+            return false;
+        }
+        let block = Aside {
+            address,
+            requested: live.requested,
+        };
+        self.bytes += block.size();
+        self.open.bytes += block.size();
+        self.open.blocks.push(block);
+        let full = self.open.blocks.len() >= BATCH || self.open.bytes >= self.limit / 2;
+        if full && let Some(event) = pool.gpu_mut().record() {
+            let batch = std::mem::take(&mut self.open);
+            self.waiting.push_back((event, batch));
+        }
+        true
+    }
+
+    /// A block of this size that nothing uses any more.
+    pub fn take(&mut self, requested: u64, pool: &mut Pool<DriverGpu>) -> Option<u64> {
+        let mut found = self.pop(requested);
+        if found.is_none() && self.advance(pool) {
+            found = self.pop(requested);
+        }
+        let block = found?;
+        pool.unshare(block.address);
+        self.bytes -= block.size();
+        self.ready_bytes -= block.size();
+        let class = Class::of(block.size());
+        let tally = pool.tally_mut();
+        tally.recycled(class, 1, block.size(), block.requested);
+        Some(block.address)
+    }
+
+    fn pop(&mut self, requested: u64) -> Option<Aside> {
+        self.ready.get_mut(&requested)?.pop()
+    }
+
+    /// Batches whose events have passed are ready. True if there was one.
+    fn advance(&mut self, pool: &mut Pool<DriverGpu>) -> bool {
+        let mut advanced = false;
+        while let Some((event, _)) = self.waiting.front()
+            && pool.gpu_mut().passed(*event)
+            && let Some((event, batch)) = self.waiting.pop_front()
+        {
+            pool.gpu_mut().forget(event);
+            if self.ready_bytes + batch.bytes > self.limit {
+                self.give_back_ready(pool);
+            }
+            self.ready_bytes += batch.bytes;
+            for block in batch.blocks {
+                self.ready.entry(block.requested).or_default().push(block);
+            }
+            advanced = true;
+        }
+        advanced
+    }
+
+    fn give_back_ready(&mut self, pool: &mut Pool<DriverGpu>) {
+        for (_, blocks) in self.ready.drain() {
+            for block in blocks {
+                self.bytes -= block.size();
+                give_back(block, pool);
+            }
+        }
+        self.ready_bytes = 0;
+    }
+
+    /// Gives all of it back to the pool: the caller has waited for the device.
+    pub fn give_back(&mut self, pool: &mut Pool<DriverGpu>) {
+        self.give_back_ready(pool);
+        let open = std::mem::take(&mut self.open);
+        let waiting = std::mem::take(&mut self.waiting);
+        for (event, batch) in waiting {
+            pool.gpu_mut().forget(event);
+            batch.blocks.into_iter().for_each(|it| give_back(it, pool));
+        }
+        open.blocks.into_iter().for_each(|it| give_back(it, pool));
+        self.bytes = 0;
+    }
+}
+
+fn give_back(block: Aside, pool: &mut Pool<DriverGpu>) {
+    pool.unshare(block.address);
+    // The pool knows it: it was looked up when it was set aside.
+    let _ = pool.free(block.address);
+}
