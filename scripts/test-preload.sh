@@ -6,7 +6,8 @@
 #
 # --library    the built libconcertina.so; without it the one under the target directory
 # --sanitizer  runs each preloaded program under compute-sanitizer, too
-# --speed      then measures what allocations cost: bare, strict and relaxed
+# --speed      then measures what allocations cost (bare, strict and relaxed), and what the library
+#              adds to the start of a program that does not use CUDA
 # --facts      then prints what CUDA itself does where its documentation leaves it open
 #
 # Needs nvcc, and no Rust. How a program is to be run stands in it (`Run:`). Prints PASS or FAIL for
@@ -105,7 +106,43 @@ for source in "$sources"/*.c; do
     done
 done
 
+# What relaxed frees promise shows in no comparison.
+for runtime in shared static; do
+    [ ${#only[@]} -eq 0 ] || [[ " ${only[*]} " == *" relaxed "* ]] || continue
+    name="relaxed, $runtime runtime"
+    if build relaxed "$runtime" &&
+        CONCERTINA_CONF=free:relaxed LD_PRELOAD=$library timeout 120 "$work/relaxed-$runtime" \
+            >"$work/relaxed" 2>&1 &&
+        [ "$(grep -c '^returned at once: 1$' "$work/relaxed")" -eq 20 ] &&
+        [ "$(grep -c '^read what it held: 1$' "$work/relaxed")" -eq 20 ]; then
+        passed=$((passed + 1))
+        echo "PASS $name"
+    else
+        failed+=("$name")
+        echo "FAIL $name"
+        grep -v ': 0$' "$work/relaxed" | head -40 | sed 's/^/    /'
+    fi
+done
+
+# Microseconds that a program takes to start and end: the median of many, the two ways in turn.
+starts() {
+    local bare=() preloaded=() before after i
+    for ((i = 0; i < 201; i++)); do
+        before=$EPOCHREALTIME
+        /bin/true
+        after=$EPOCHREALTIME
+        bare+=($((${after/./} - ${before/./})))
+        before=$EPOCHREALTIME
+        LD_PRELOAD=$library /bin/true
+        after=$EPOCHREALTIME
+        preloaded+=($((${after/./} - ${before/./})))
+    done
+    echo "bare $(printf '%s\n' "${bare[@]}" | sort -n | sed -n 101p) us," \
+        "preloaded $(printf '%s\n' "${preloaded[@]}" | sort -n | sed -n 101p) us"
+}
+
 if [ -n "$speed" ]; then
+    echo "== start of a program that does not use CUDA: $(starts)"
     for runtime in shared static; do
         build speed "$runtime" || continue
         for way in bare strict relaxed; do
