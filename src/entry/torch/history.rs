@@ -84,19 +84,25 @@ fn gather(wanted: Contexts) -> Context {
 /// PyTorch got a block.
 #[cold]
 pub fn allocated(device: &Device, address: u64, size: usize, stream: u64) {
-    device.note_allocated(address, size as u64, stream, gather(Contexts::State));
+    if history::is_recorded() {
+        device.note_allocated(address, size as u64, stream, gather(Contexts::State));
+    }
 }
 
 /// PyTorch is about to give a block back.
 #[cold]
-pub fn freed(device: &Device, address: u64, size: usize, stream: u64) {
-    device.note_freed(address, size as u64, stream, gather(Contexts::All));
+pub fn freeing(device: &Device, address: u64, size: usize, stream: u64) {
+    if history::is_recorded() {
+        device.note_freed(address, size as u64, stream, gather(Contexts::All));
+    }
 }
 
 /// PyTorch got nothing.
 #[cold]
 pub fn out_of_memory(device: &Device, size: usize, stream: u64) {
-    device.note_out_of_memory(size as u64, stream, gather(Contexts::State));
+    if history::is_recorded() {
+        device.note_out_of_memory(size as u64, stream, gather(Contexts::State));
+    }
 }
 
 /// Records from now on. `contexts` counts from 0, as in [`Contexts`]; below 0, nothing is recorded.

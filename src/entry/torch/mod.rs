@@ -107,18 +107,12 @@ unsafe extern "C-unwind" fn allocate(
 
 /// What PyTorch calls in place of [`concertina_free`].
 extern "C" fn release(pointer: *mut c_void, size: usize, device: c_int, stream: *mut CUstream_st) {
-    if is_watched() {
-        guard((), || tell_freed(pointer, size, device, stream));
+    if !is_watched() {
+        return concertina_free(pointer, size, device, stream);
     }
+    guard((), || tell_freeing(pointer, size, device, stream));
     concertina_free(pointer, size, device, stream);
-    if profiler::is_listening() {
-        guard((), || {
-            if let Some(device) = memory::used(device).filter(|_| !pointer.is_null()) {
-                let size = device.rounded(size) as i64;
-                profiler::report(device, pointer as u64, -size);
-            }
-        });
-    }
+    guard((), || tell_freed(pointer, size, device));
 }
 
 /// Whether anybody wants to know what comes and goes.
@@ -136,9 +130,16 @@ fn tell_allocated(pointer: *mut c_void, size: usize, device: c_int, stream: *mut
 }
 
 #[cold]
-fn tell_freed(pointer: *mut c_void, size: usize, device: c_int, stream: *mut CUstream_st) {
+fn tell_freeing(pointer: *mut c_void, size: usize, device: c_int, stream: *mut CUstream_st) {
     if let Some(device) = memory::used(device).filter(|_| !pointer.is_null()) {
-        history::freed(device, pointer as u64, size, stream as u64);
+        history::freeing(device, pointer as u64, size, stream as u64);
+    }
+}
+
+#[cold]
+fn tell_freed(pointer: *mut c_void, size: usize, device: c_int) {
+    if let Some(device) = memory::used(device).filter(|_| !pointer.is_null()) {
+        profiler::report(device, pointer as u64, -(device.rounded(size) as i64));
     }
 }
 

@@ -1,5 +1,6 @@
 # torch.cuda.MemPool: memory of its own, counted users, and all of it given back in the end.
 #: memory 512
+#: torch 2.10
 import torch
 from case import MIB
 
