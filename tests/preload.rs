@@ -253,7 +253,8 @@ fn compare(name: &str, case: &Case) {
     for mistake in case.breaks {
         let variables = [("CONCERTINA_BREAK", *mistake)];
         let (broken, pooled) = trial.run(Some(breakable_library()), &variables);
-        let same = case.pooled.is_none_or(|expected| expected == pooled);
+        let same = case.pooled.is_none_or(|expected| expected == pooled)
+            && trial.violations().exists() == punished;
         assert!(
             broken != bare || !same,
             "{name} does not notice that {mistake} is broken"
@@ -319,6 +320,7 @@ cases! {
     a_device_that_is_reset: "reset" [], [], Some(7), ["reset"];
     a_context_that_is_released: "release" [], [], Some(6), ["reset"];
     threads: "threads" [], [], Some(1600), ["pool"];
+    threads_and_streams: "mixed" [], [HELD], None, ["wait"];
     a_process_that_returns: "processes" ["return"], [], Some(2), ["pool"];
     a_process_that_exits: "processes" ["exit"], [], Some(2), ["pool"];
     a_process_that_leaves_at_once: "processes" ["_exit"], [], None, [];
