@@ -1,4 +1,4 @@
-/* Six threads with a stream each, and memory of every kind, freed in every way: whatever a block is
+/* Six threads with a stream each, one stream for all, and memory of every kind, freed in every way: whatever a block is
  * filled with stays in it.
  *
  * Run: mixed
@@ -7,7 +7,7 @@
 
 enum { THREADS = 6, ROUNDS = 400, BLOCKS = 12, EDGE = 64 };
 
-static handle streams[THREADS];
+static handle streams[THREADS + 1];
 static int errors;
 
 struct block {
@@ -36,7 +36,7 @@ static int holds(struct block *block, handle stream, unsigned char *copy) {
 
 static void *work(void *argument) {
     int number = (int)(intptr_t)argument, wrong = 0;
-    handle stream = streams[number], other = streams[(number + 1) % THREADS];
+    handle stream = streams[number], other = streams[THREADS];
     unsigned state = number * 77 + 1;
     struct block blocks[BLOCKS] = {{0}};
     unsigned char *copy;
@@ -51,7 +51,7 @@ static void *work(void *argument) {
             if (way < 2 && block->ordered)
                 wrong += cudaFreeAsync(block->address, way == 0 ? stream : other) != 0;
             else
-                wrong += cudaFree(block->address) != 0;
+                wrong += cudaFree(block->address) != 0 || cudaStreamQuery(stream) != 0;
             block->address = NULL;
             continue;
         }
@@ -76,7 +76,7 @@ static void *work(void *argument) {
 
 int main(void) {
     pthread_t threads[THREADS];
-    for (int i = 0; i < THREADS; i++)
+    for (int i = 0; i <= THREADS; i++)
         SHOW(cudaStreamCreateWithFlags(&streams[i], NON_BLOCKING));
     for (int i = 0; i < THREADS; i++)
         pthread_create(&threads[i], NULL, work, (void *)(intptr_t)i);

@@ -34,7 +34,7 @@ extern int cudaMemcpyAsync(void *, const void *, size_t, int, handle);
 extern int cudaMemcpyPeer(void *, int, const void *, int, size_t);
 extern int cudaMallocHost(void **, size_t), cudaFreeHost(void *);
 extern int cudaStreamCreateWithFlags(handle *, unsigned), cudaStreamDestroy(handle);
-extern int cudaStreamSynchronize(handle), cudaDeviceSynchronize(void), cudaDeviceReset(void);
+extern int cudaStreamQuery(handle), cudaStreamSynchronize(handle), cudaDeviceSynchronize(void), cudaDeviceReset(void);
 extern int cudaStreamBeginCapture(handle, int), cudaStreamEndCapture(handle, handle *);
 extern int cudaStreamIsCapturing(handle, int *);
 extern int cudaEventCreateWithFlags(handle *, unsigned), cudaEventRecord(handle, handle);
