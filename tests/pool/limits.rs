@@ -247,6 +247,52 @@ mod sim_only {
         }
     }
 
+    /// What the message for a request of 10 MiB advises on a full device of which every other MiB is
+    /// free.
+    fn advice(memory: u64, settings: Settings) -> Option<String> {
+        let name = "the_message_advises_what_helps";
+        let bench = Bench::simulated(name, machine(memory), settings)?;
+        let (device, stream) = (bench.device(), bench.gpu.stream());
+        let mut blocks = Vec::new();
+        while let Ok(block) = device.allocate(MIB as usize, stream) {
+            blocks.push(bench.adopt(block, MIB, stream));
+        }
+        let (free, kept): (Vec<u64>, Vec<u64>) =
+            blocks.into_iter().partition(|it| it / MIB % 2 == 0);
+        free.into_iter().for_each(|block| bench.free(block));
+        let shortage = device
+            .allocate(10 << 20, stream)
+            .expect_err("the pieces are too small");
+        kept.into_iter().for_each(|block| bench.free(block));
+        bench.finish();
+        Some(shortage.to_string())
+    }
+
+    #[test]
+    fn the_message_advises_what_helps() {
+        for (part, settings) in [
+            ("too small to be joined", Settings::default()),
+            (
+                "expandable_segments:False",
+                Settings {
+                    expandable_segments: false,
+                    ..Settings::default()
+                },
+            ),
+            (
+                "chunk_size_mb:2",
+                Settings {
+                    chunk_size: 32 << 20,
+                    ..Settings::default()
+                },
+            ),
+        ] {
+            if let Some(text) = advice(128 * MIB, settings) {
+                assert!(text.contains(part), "{part} is not in: {text}");
+            }
+        }
+    }
+
     #[test]
     fn a_device_that_is_full_refuses_and_goes_on() {
         let name = "a_device_that_is_full_refuses_and_goes_on";

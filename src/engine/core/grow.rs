@@ -15,7 +15,7 @@ const MERGED: u64 = 8 << 20;
 
 impl<G: Gpu> Pool<G> {
     /// The largest chunk to create now.
-    fn largest_chunk(&self, group: GroupId) -> u64 {
+    pub(super) fn largest_chunk(&self, group: GroupId) -> u64 {
         let share = self.policy.tuning.share << u32::from(self.gpu.is_limited());
         let chosen = match self.policy.chunk {
             0 => self.groups[group as usize].reserved / share,

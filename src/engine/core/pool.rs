@@ -64,6 +64,10 @@ pub struct Shortage {
     pub reserved: u64,
     /// Bytes of the largest free range.
     pub largest: u64,
+    /// Bytes held that are free for others alone: for private pools, or for all but one of them.
+    pub elsewhere: u64,
+    /// Bytes of the largest chunks that memory comes in and is joined by; 0 where nothing is joined.
+    pub chunk: u64,
     /// What the driver, or the limit, said.
     pub refusal: Refusal,
 }
@@ -144,7 +148,7 @@ impl<G: Gpu> Pool<G> {
         group: GroupId,
     ) -> Result<u64, Shortage> {
         if size > LARGEST_REQUEST {
-            return Err(self.shortage(size, Refusal::OutOfMemory));
+            return Err(self.shortage(size, group, Refusal::OutOfMemory));
         }
         if let Some(address) = self.allocate_free(size, requested, stream, group) {
             return Ok(address);
@@ -152,7 +156,7 @@ impl<G: Gpu> Pool<G> {
         let size = size.max(1).next_multiple_of(BLOCK);
         let idle = self.groups[group as usize].idle;
         let Some(slot) = self.slots.of(stream, group, idle) else {
-            return Err(self.shortage(size, Refusal::OutOfMemory));
+            return Err(self.shortage(size, group, Refusal::OutOfMemory));
         };
         let hole = self.find_harder(size, slot)?;
         Ok(self.hand_out(hole, size, requested, slot))
@@ -425,16 +429,23 @@ impl<G: Gpu> Pool<G> {
             self.trim_segments(group);
         }
         self.extend(size, slot)
-            .map_err(|refusal| self.shortage(size, refusal))
+            .map_err(|refusal| self.shortage(size, group, refusal))
     }
 
-    fn shortage(&self, asked: u64, refusal: Refusal) -> Shortage {
+    fn shortage(&self, asked: u64, group: GroupId, refusal: Refusal) -> Shortage {
         let (live, reserved) = self.counters.in_use_and_held();
+        let others = self.groups.iter().enumerate();
+        let others = others.filter(|(at, _)| *at != group as usize);
         Shortage {
             asked,
             live,
             reserved,
             largest: self.largest_free(),
+            elsewhere: others.map(|(_, it)| it.reserved - it.live).sum(),
+            chunk: match self.granularity > 0 && group == SHARED {
+                true => self.largest_chunk(group),
+                false => 0,
+            },
             refusal,
         }
     }

@@ -801,6 +801,8 @@ impl fmt::Display for OutOfMemory {
             live,
             reserved,
             largest,
+            elsewhere,
+            chunk,
             refusal,
         } = self.shortage;
         if let Some(error) = &self.error {
@@ -844,10 +846,27 @@ impl fmt::Display for OutOfMemory {
                     ". The limit stands in the way: the device has room for this request."
                 )
             }
-            _ if reserved - live > asked => write!(
+            _ if (reserved - live).saturating_sub(elsewhere) > asked => match chunk {
+                0 => write!(
+                    f,
+                    ". Free memory lies in pieces between blocks in use, which are not joined in \
+                     plain segments (expandable_segments:False) nor in private pools."
+                ),
+                ..=SMALLEST_CHUNK => write!(
+                    f,
+                    ". Free memory lies in pieces between blocks in use, too small to be joined: a \
+                     memory snapshot shows whose blocks those are."
+                ),
+                _ => write!(
+                    f,
+                    ". Free memory lies in pieces between blocks in use: smaller chunks lose less \
+                     to that (CONCERTINA_CONF=chunk_size_mb:2)."
+                ),
+            },
+            _ if elsewhere > asked => write!(
                 f,
-                ". Free memory lies in pieces between blocks in use: smaller chunks lose less to \
-                 that (CONCERTINA_CONF=chunk_size_mb:2)."
+                ". Private pools, as CUDA graphs have them, hold {} that is free for them alone.",
+                Bytes(elsewhere)
             ),
             _ if outside > asked && outside > reserved => {
                 write!(
@@ -863,6 +882,9 @@ impl fmt::Display for OutOfMemory {
         }
     }
 }
+
+/// Chunks of this size cannot be told to be smaller: the unit of `chunk_size_mb`.
+const SMALLEST_CHUNK: u64 = 2 << 20;
 
 /// Bytes for a person.
 struct Bytes(u64);
