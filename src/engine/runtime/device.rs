@@ -852,7 +852,7 @@ impl fmt::Display for OutOfMemory {
                     ". Free memory lies in pieces between blocks in use, which are not joined in \
                      plain segments (expandable_segments:False) nor in private pools."
                 ),
-                ..=SMALLEST_CHUNK => write!(
+                1..=SMALLEST_CHUNK => write!(
                     f,
                     ". Free memory lies in pieces between blocks in use, too small to be joined: a \
                      memory snapshot shows whose blocks those are."
