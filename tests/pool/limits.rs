@@ -257,8 +257,9 @@ mod sim_only {
         while let Ok(block) = device.allocate(MIB as usize, stream) {
             blocks.push(bench.adopt(block, MIB, stream));
         }
-        let (free, kept): (Vec<u64>, Vec<u64>) =
-            blocks.into_iter().partition(|it| it / MIB % 2 == 0);
+        let (free, kept): (Vec<u64>, Vec<u64>) = blocks
+            .into_iter()
+            .partition(|it| (it / MIB).is_multiple_of(2));
         free.into_iter().for_each(|block| bench.free(block));
         let shortage = device
             .allocate(10 << 20, stream)
