@@ -4,7 +4,7 @@
 #
 #   scripts/torch-versions.sh [VERSION...]        2.9.1 and 2.10.0 where none is named
 #
-# Each needs about 900 MB of download the first time, and then 1.5 GB under ~/.cache/concertina. What
+# Each is fetched the first time, and then takes up to 2 GB under ~/.cache/concertina. What
 # the cases printed is in torch-VERSION.out in the current directory.
 set -uo pipefail
 
