@@ -5,6 +5,7 @@ use super::breaks::is_broken;
 use super::{Answer, real};
 use crate::entry::python;
 use concertina_engine::driver;
+use concertina_engine::runtime::settings::Driver;
 use concertina_engine::runtime::{
     Device, allocator, allocator_in_use, lifecycle, use_own_settings,
 };
@@ -85,7 +86,13 @@ fn take_up(context: usize) -> Option<&'static Device> {
     python::schedule_exit();
     // What is set for PyTorch's allocator is PyTorch's, which may be what runs above us.
     use_own_settings();
-    let device = allocator()?.device(ordinal).ok()?;
+    let allocator = allocator()?;
+    if allocator.settings().driver == Driver::Sim {
+        // Its memory is no GPU's.
+        HOPELESS.store(true, Relaxed);
+        return None;
+    }
+    let device = allocator.device(ordinal).ok()?;
     if !RELEASED[ordinal as usize].swap(true, Relaxed) {
         // The pool holds the context, so it would outlive the program's last release of it.
         real::ask!(cuDevicePrimaryCtxRelease_v2(ordinal));
@@ -137,11 +144,7 @@ pub fn release(device: i32, release: impl FnOnce() -> u32) -> Answer {
         }
         return Some(status);
     }
-    let answer = end(device, release);
-    if answer == Some(0) {
-        holds.store(0, Relaxed);
-    }
-    answer
+    end(device, release)
 }
 
 /// `cuDevicePrimaryCtxReset`: all that was allocated in the context goes, whoever holds it.
@@ -160,6 +163,11 @@ fn end(device: i32, end: impl FnOnce() -> u32) -> Answer {
     let status = end();
     if !works && status == 0 {
         pool.into_iter().for_each(|pool| pool.start_over(true));
+    }
+    if status == 0
+        && let Some(holds) = HOLDS.get(device as usize)
+    {
+        holds.store(0, Relaxed);
     }
     Some(status)
 }
