@@ -7,6 +7,7 @@
 use crate::core::{BLOCK, Class, Event, Gpu, Pool, StreamKey};
 use crate::runtime::gpu::{DriverGpu, UNORDERED};
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 
 /// Blocks behind one event, at most.
 const BATCH: usize = 64;
@@ -32,6 +33,29 @@ struct Batch {
     bytes: u64,
 }
 
+/// Hashes sizes: by one multiplication, since nobody chooses them to collide.
+#[derive(Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    #[inline]
+    fn write_u64(&mut self, value: u64) {
+        self.0 = (self.0 ^ value)
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            .rotate_left(32);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// What is set aside on one device.
 pub struct Later {
     /// Bytes behind one event, and bytes that are kept for their sizes.
@@ -40,7 +64,7 @@ pub struct Later {
     /// In the order of their events.
     waiting: VecDeque<(Event, Batch)>,
     /// Idle blocks by the size that was asked for.
-    ready: HashMap<u64, Vec<Aside>>,
+    ready: HashMap<u64, Vec<Aside>, BuildHasherDefault<Spread>>,
     ready_bytes: u64,
     /// Bytes of all of them.
     bytes: u64,
@@ -53,7 +77,7 @@ impl Later {
             limit: (total / 512).max(32 << 20),
             open: Batch::default(),
             waiting: VecDeque::new(),
-            ready: HashMap::new(),
+            ready: HashMap::default(),
             ready_bytes: 0,
             bytes: 0,
         }
