@@ -314,6 +314,7 @@ cases! {
     memory_that_runs_out: "exhausted" [], [("STANDIN_MEMORY_MB", "512")], None, [];
     memory_in_order: "ordered" [], [HELD], Some(15), ["order", "apart"];
     memory_pools: "pools" [], [], Some(5), ["pools", "pool attributes"];
+    captures_while_memory_is_idle: "idle" [], [("CONCERTINA_CONF", "idle_release_ms:20")], Some(1), ["idle"];
     captures: "capture" [], [], Some(3), ["capture"];
     free_memory: "info" [], [], Some(9), ["info"];
     addresses: "attributes" ["1024"], [], Some(3), ["range", "attributes"];

@@ -174,11 +174,17 @@ impl Bench {
         address
     }
 
-    /// Takes back what [`Bench::allocate`] handed out.
-    pub fn free(&self, address: u64) {
+    /// What [`Bench::allocate`] handed out goes back another way. Returns its stream.
+    pub fn forget(&self, address: u64) -> u64 {
         let block = self.blocks.borrow_mut().remove(&address);
         let (size, stream) = block.expect("a live block");
         self.gpu.disown(address, size);
+        stream
+    }
+
+    /// Takes back what [`Bench::allocate`] handed out.
+    pub fn free(&self, address: u64) {
+        let stream = self.forget(address);
         assert_eq!(self.device().free(address, stream), Ok(()));
     }
 

@@ -185,9 +185,10 @@ fn pools_that_come_and_go_leave_nothing_behind() {
 }
 
 mod sim_only {
-    use super::{SIZE, begin};
+    use super::{SIZE, begin, with_pool};
     use crate::gpu::{Bench, GIB, MIB};
     use crate::random::Random;
+    use concertina_engine::driver::sys::CUresult;
     use concertina_engine::runtime::settings::Settings;
     use concertina_sim::{Config, Pace};
 
@@ -253,6 +254,33 @@ mod sim_only {
         device.release_pool((1, 0));
         device.set_limit(None);
         bench.finish();
+    }
+
+    /// A mapping that fails may leave something behind: the addresses of a pool that goes are not used
+    /// again, and the accounts agree.
+    #[test]
+    fn a_failed_mapping_in_a_private_pool_is_accounted_for() {
+        let name = "a_failed_mapping_in_a_private_pool_is_accounted_for";
+        for undoing in [&["cuMemSetAccess"][..], &["cuMemSetAccess", "cuMemUnmap"]] {
+            let Some(bench) = Bench::simulated(name, Config::default(), Settings::default()) else {
+                return;
+            };
+            let (device, machine, stream) = (bench.device(), bench.machine(), bench.gpu.stream());
+            let first = with_pool(&bench, (1, 0), || {
+                let first = bench.allocate(4 * MIB, stream);
+                for call in undoing {
+                    machine.fail_every(call, CUresult::CUDA_ERROR_UNKNOWN);
+                }
+                assert!(device.allocate(8 << 20, stream).is_err());
+                machine.clear_failures();
+                first
+            });
+            bench.free(first);
+            device.release_pool((1, 0));
+            assert_eq!(device.check(), Ok(()));
+            bench.free(bench.allocate(4 * MIB, stream));
+            bench.finish();
+        }
     }
 
     #[test]

@@ -447,6 +447,32 @@ fn a_use_by_another_devices_stream_defers_reuse() {
     bench.finish();
 }
 
+/// The same where the block is freed as if any stream might use it.
+#[test]
+fn a_free_for_later_waits_for_other_devices_too() {
+    let name = "a_free_for_later_waits_for_other_devices_too";
+    let Some(bench) = Bench::with_devices(name, 2, Settings::default()) else {
+        return;
+    };
+    let (gpu, size) = (&bench.gpu, 16 * MIB);
+    let (home, abroad) = (gpu.stream(), gpu.stream_on(1));
+    let block = bench.allocate(size, home);
+    gpu.fill(block, size, 1, home);
+    assert!(gpu.order(home, abroad));
+    gpu.synchronize(home);
+    gpu.late();
+    gpu.fill(block, size, 2, abroad);
+    assert_eq!(bench.device().record_use(block, abroad), Ok(()));
+    bench.forget(block);
+    assert_eq!(bench.device().free_later(block), Ok(()));
+    let other = bench.allocate(size, home);
+    gpu.fill(other, size, 3, home);
+    gpu.settle();
+    gpu.expect(other, size, 3, home);
+    bench.free(other);
+    bench.finish();
+}
+
 /// A thread with no context of its own allocates and frees on a stream that another made.
 #[test]
 fn a_thread_without_a_context_is_as_good_as_any() {

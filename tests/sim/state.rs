@@ -179,6 +179,18 @@ impl State {
         }
     }
 
+    /// That no stream captures: an event on a whole context breaks every capture, in whatever mode
+    /// (H100, driver 580).
+    pub fn without_capture(&mut self, function: &str) -> Answer {
+        if self.capturing == 0 {
+            return Ok(());
+        }
+        for (_, capture) in self.captures.iter_mut() {
+            capture.invalid = true;
+        }
+        self.capture_broken(function)
+    }
+
     /// That a stream does not capture: waiting for it would wait for ever.
     pub fn not_captured(&mut self, function: &str, slot: u32) -> Answer {
         let stream = self.streams.get(slot);

@@ -1,6 +1,11 @@
 //! Memory from other streams before their work is done: the stream that wants it is made to wait for
-//! them, on the GPU. Nothing waits on the host. CUDA's own pools do the same
-//! (`CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES`, on unless turned off).
+//! them, on the GPU. Nothing waits on the host.
+//!
+//! CUDA's own pools have the stream wait for the one that freed the memory
+//! (`CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES`, on unless turned off). Here it waits for all work
+//! that was submitted to the device by then: the stream that freed may be gone, and a handle of a stream
+//! that is gone must not be touched. Behind a kernel that never ends such a wait does not end either,
+//! which is why there is a setting against it.
 
 use super::block::{BlockId, NONE};
 use super::gpu::Gpu;

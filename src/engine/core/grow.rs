@@ -19,7 +19,7 @@ impl<G: Gpu> Pool<G> {
         let share = self.policy.tuning.share << u32::from(self.gpu.is_limited());
         let chosen = match self.policy.chunk {
             0 => self.groups[group as usize].reserved / share,
-            chunk => chunk,
+            chunk => chunk.min(super::LARGEST_REQUEST),
         };
         (chosen / self.granularity * self.granularity).max(self.granularity)
     }
@@ -45,6 +45,7 @@ impl<G: Gpu> Pool<G> {
         if self.missing(size, slot) > allowed
             && let Some(hole) = self.borrow(size, slot)
         {
+            self.counters.hits += 1;
             return Ok(hole);
         }
         let missing = self.missing(size, slot);
@@ -71,6 +72,9 @@ impl<G: Gpu> Pool<G> {
 
     /// Takes memory ahead of need: one idle hole of at least `size` bytes, which any stream may have.
     pub fn take_ahead(&mut self, size: u64) -> Result<(), Refusal> {
+        if size > super::LARGEST_REQUEST {
+            return Err(Refusal::OutOfMemory);
+        }
         let idle = self.groups[SHARED as usize].idle;
         self.extend(size.next_multiple_of(super::BLOCK), idle)
             .map(drop)

@@ -361,7 +361,10 @@ impl<G: Gpu> Pool<G> {
         if !group.closing || group.closed || group.reserved > 0 || group.live > 0 {
             return;
         }
-        group.release_addresses(&mut self.gpu);
+        // Where a mapping failed something may be left behind: these addresses are not used again.
+        if group.abandoned == 0 {
+            group.release_addresses(&mut self.gpu);
+        }
         group.closed = true;
         self.slots.remove_group(id);
     }
@@ -415,6 +418,7 @@ impl<G: Gpu> Pool<G> {
         }
         // 6. Memory of other streams, behind a wait on the GPU.
         if let Some(hole) = self.borrow(size, slot) {
+            self.counters.hits += 1;
             return Ok(hole);
         }
         // 7. Waiting until everything free is idle, and giving back what plain segments allow.
@@ -422,6 +426,7 @@ impl<G: Gpu> Pool<G> {
         self.settle();
         let hole = self.fit(size, slot);
         if hole != NONE {
+            self.counters.hits += 1;
             return Ok(hole);
         }
         let group = self.slots.get(slot).group;

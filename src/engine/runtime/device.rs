@@ -439,12 +439,7 @@ impl Device {
             }
             None => state.habits.at(place).freed(live.requested),
         }
-        if !state.foreign.is_empty() {
-            // This device's events say nothing of another's streams.
-            for context in state.foreign.remove(&address).into_iter().flatten() {
-                synchronize(&self.functions, context);
-            }
-        }
+        self.wait_for_others(state, address);
         state.pool.free_live(live);
         Ok(())
     }
@@ -454,6 +449,16 @@ impl Device {
     fn forget(&self, owner: StreamKey, address: u64) -> bool {
         let shelf = self.shelves.open(Place::of(owner.handle));
         shelf.is_none_or(|mut shelf| shelf.forget(address))
+    }
+
+    /// Waits for the other devices whose streams use a block that is freed: this device's events say
+    /// nothing of theirs.
+    fn wait_for_others(&self, state: &mut State, address: u64) {
+        if !state.foreign.is_empty() {
+            for context in state.foreign.remove(&address).into_iter().flatten() {
+                synchronize(&self.functions, context);
+            }
+        }
     }
 
     /// Notes that another stream (by handle) uses the block: once freed, it is not used again
@@ -467,7 +472,10 @@ impl Device {
         }
         let context = self.properties.context;
         if let Some(other) = foreign_context(&self.functions, context, stream) {
-            state.foreign.entry(address).or_default().push(other);
+            let others = state.foreign.entry(address).or_default();
+            if !others.contains(&other) {
+                others.push(other);
+            }
             return Ok(());
         }
         state

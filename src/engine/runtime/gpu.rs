@@ -1,5 +1,6 @@
 //! The pool's seam to one device, over the driver's functions.
 
+use super::capture;
 use super::ledger::{Call, Ledger};
 use crate::core::{Event, Gpu, Handle, Refusal, StreamKey};
 use crate::driver::Functions;
@@ -534,7 +535,7 @@ impl Gpu for DriverGpu {
     }
 
     fn may_wait(&self) -> bool {
-        !self.capturing && !self.attending
+        !self.capturing && !self.attending && !capture::is_on()
     }
 
     fn synchronize(&mut self) -> bool {

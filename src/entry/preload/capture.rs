@@ -3,18 +3,16 @@
 
 use super::breaks::is_broken;
 use super::{Answer, real};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use concertina_engine::runtime::capture;
 use std::sync::{Mutex, PoisonError};
 
 /// Streams, by handle, on which a capture began and has not ended.
 static STREAMS: Mutex<Vec<u64>> = Mutex::new(Vec::new());
-/// How many there are.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether any stream of the process is being captured. One relaxed load.
 #[inline]
 pub fn is_on() -> bool {
-    COUNT.load(Relaxed) > 0 && !is_broken("capture")
+    capture::is_on() && !is_broken("capture")
 }
 
 /// Whether this stream (by handle) is being captured.
@@ -26,7 +24,9 @@ pub fn holds(stream: u64) -> bool {
 fn change(change: impl FnOnce(&mut Vec<u64>)) {
     let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
     change(&mut streams);
-    COUNT.store(streams.len(), Relaxed);
+    if !is_broken("idle") {
+        capture::announce(streams.len());
+    }
 }
 
 /// The driver was asked to begin a capture, and answered with `status`.

@@ -100,7 +100,7 @@ pub unsafe extern "C" fn cuCtxRecordEvent(context: CUcontext, event: CUevent) ->
     call(Function::cuCtxRecordEvent, |session| {
         let device = super::context::device_of(session, context)?;
         let index = session.state.event("cuCtxRecordEvent", event)?;
-        session.state.outside_capture("cuCtxRecordEvent")?;
+        session.state.without_capture("cuCtxRecordEvent")?;
         session.state.healthy(device)?;
         let state = &mut *session.state;
         if state

@@ -93,6 +93,7 @@ impl Device {
         if aside || !self.forget(owner, address) {
             return Err(UnknownPointer);
         }
+        self.wait_for_others(&mut state, address);
         let shared = state.pool.record_use(address, other);
         shared
             .and_then(|()| state.pool.free(address).map(drop))
