@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Held while devices are looked at. True once the process is ending.
+/// Held while a device is looked at. True once the process is ending.
 static ENDING: Mutex<bool> = Mutex::new(false);
 
 /// How long the end of the process waits for a look to be over.
@@ -50,12 +50,15 @@ fn watch(allocator: &Allocator, patience: Duration) {
     let start = Instant::now();
     loop {
         sleep((patience / 4).max(Duration::from_millis(1)));
-        let ending = ENDING.lock();
-        if *ending {
-            return;
-        }
         for device in allocator.open_devices() {
-            while device.tend_idle(start.elapsed(), patience) {}
+            // Held for a millisecond at a time: the end of the process does not wait for all of it.
+            while {
+                let ending = ENDING.lock();
+                if *ending {
+                    return;
+                }
+                device.tend_idle(start.elapsed(), patience)
+            } {}
         }
     }
 }
