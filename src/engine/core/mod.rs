@@ -20,6 +20,7 @@ mod group;
 mod grow;
 mod journal;
 mod look;
+mod moving;
 mod plain;
 mod pool;
 mod rest;
@@ -27,6 +28,7 @@ mod segments;
 mod space;
 mod stream;
 mod table;
+mod trim;
 mod wait;
 
 pub use check::Broken;

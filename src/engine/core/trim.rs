@@ -1,0 +1,134 @@
+//! Giving memory back to the driver, and taking old mappings down.
+
+use super::block::{BlockId, NONE};
+use super::chunk::ChunkId;
+use super::gpu::Gpu;
+use super::group::{GroupId, SHARED};
+use super::journal::Happening;
+use super::pool::Pool;
+use super::stream::StreamKey;
+
+impl<G: Gpu> Pool<G> {
+    /// Takes old mappings down, the oldest first, until at most `bound` are left or the next one
+    /// may still be in use.
+    pub(super) fn unmap_stale(&mut self, bound: usize, id: GroupId) {
+        while self.unmap_passed(bound, id) {
+            let passed = self.clock.passed;
+            self.clock.poll(&mut self.gpu);
+            if self.clock.passed != passed {
+                continue;
+            }
+            // Far beyond the bound it is time to wait.
+            let left = self.groups[id as usize].chunks.stale.len();
+            if left < bound * 4 || !self.clock.wait(&mut self.gpu) {
+                return;
+            }
+        }
+    }
+
+    /// The same as far as is known without asking. True where the next one may still be in use.
+    pub(super) fn unmap_passed(&mut self, bound: usize, id: GroupId) -> bool {
+        let Self {
+            clock,
+            gpu,
+            counters,
+            groups,
+            ..
+        } = self;
+        let group = &mut groups[id as usize];
+        if id != SHARED && !group.closing {
+            return false;
+        }
+        while group.chunks.stale.len() > bound {
+            let Some(old) = group.chunks.stale.front().copied() else {
+                return false;
+            };
+            if clock.passed < old.until {
+                return true;
+            }
+            group.chunks.stale.pop_front();
+            let size = group.chunks.get(old.chunk).size;
+            if gpu.unmap(old.address, size).is_err() {
+                // Nothing is lost: the mapping stays counted and is tried again.
+                counters.driver_errors += 1;
+                group.chunks.stale.push_back(old);
+                return false;
+            }
+            group.space.give(old.address, size);
+            group.chunks.get_mut(old.chunk).stale -= 1;
+            counters.stale -= 1;
+            counters.stale_bytes -= size;
+        }
+        false
+    }
+
+    /// Gives every chunk of everybody's memory, and of groups that are closing, back to the driver
+    /// where it is wholly free and idle. Waits for the device first where something free is not
+    /// idle yet; does nothing in a capture, such as one of the stream that memory is wanted on, if
+    /// it is for one. Returns the bytes given back.
+    pub fn trim_all(&mut self, wanted_on: Option<StreamKey>) -> u64 {
+        self.gpu.attend(wanted_on);
+        self.wake_all();
+        self.settle();
+        self.trim_closing();
+        let bytes = self.trim(SHARED);
+        self.gpu.attend(None);
+        bytes
+    }
+
+    /// The same for one group, without waiting. For a group that is closing the caller has waited
+    /// for the device: a graph may be replaying on streams that the pool knows nothing of.
+    pub(super) fn trim(&mut self, id: GroupId) -> u64 {
+        if !self.gpu.may_wait() {
+            return 0;
+        }
+        if id != SHARED {
+            self.settle();
+        }
+        if self.granularity == 0 {
+            return self.trim_segments(id);
+        }
+        self.unmap_stale(0, id);
+        let idle = self.groups[id as usize].idle;
+        self.choose(u64::MAX, idle, NONE);
+        let chosen = std::mem::take(&mut self.chosen);
+        let mut bytes = 0;
+        for (hole, chunk_id) in &chosen {
+            let chunk = *self.groups[id as usize].chunks.get(*chunk_id);
+            if chunk.stale == 0 && self.give_back(*hole, *chunk_id, id) {
+                bytes += chunk.size;
+            }
+        }
+        self.start_where_the_gap_does(id);
+        self.chosen = chosen;
+        bytes
+    }
+
+    /// Where the last run is gone, its addresses are used again from where their gap begins.
+    pub(super) fn start_where_the_gap_does(&mut self, id: GroupId) {
+        let group = &mut self.groups[id as usize];
+        if group.tail == NONE {
+            group.cursor = group.space.gap_start(group.cursor);
+        }
+    }
+
+    /// Gives a chunk back that lies wholly in an idle hole and has no other mapping. False where the driver
+    /// does not take its mapping down.
+    pub(super) fn give_back(&mut self, hole: BlockId, chunk_id: ChunkId, id: GroupId) -> bool {
+        let chunk = *self.groups[id as usize].chunks.get(chunk_id);
+        if self.gpu.unmap(chunk.home, chunk.size).is_err() {
+            self.counters.driver_errors += 1;
+            return false;
+        }
+        self.cut(hole, chunk.home, chunk.size);
+        self.gpu.release(chunk.handle, chunk.size);
+        let group = &mut self.groups[id as usize];
+        group.space.give(chunk.home, chunk.size);
+        group.chunks.remove(chunk_id);
+        group.reserved -= chunk.size;
+        self.counters.chunk_removed(chunk.size);
+        self.journal
+            .note(Happening::Unmapped(chunk.home, chunk.size));
+        true
+    }
+}
