@@ -90,9 +90,42 @@ fn recorded_traces_stay_within_bounds() {
             );
         }
     }
+    let late = replayed(&[&["--late", "50"], &files[..]].concat());
+    for (line, (name, _, later)) in late.iter().zip(BOUNDS) {
+        let ratio = line["reserved_ratio"].as_f64().unwrap();
+        assert!(
+            ratio <= later,
+            "{name}, work late: {ratio:.4}, at most {later}"
+        );
+    }
     let again = replayed(&files);
     let [first, again] = [lines, again].map(|lines| lines.into_iter().map(without_times));
     assert!(first.eq(again), "two replays on the simulated GPU differ");
+}
+
+/// A limit of 1.005 of peak live, or 1.01 for the trace whose caches grow, and a chunk for each stream;
+/// work that is late needs no more.
+#[test]
+fn recorded_traces_complete_under_a_tight_limit() {
+    const CHUNK_MIB: u64 = 2;
+    for (name, ..) in BOUNDS {
+        let file = recorded(name);
+        let line = &replayed(&["--passes", "1", &file])[0];
+        let live = line["peak_live_bytes"].as_u64().unwrap() as f64 / 1048576.0;
+        let share = if name == "llama_serve" { 1.01 } else { 1.005 };
+        let limit = live * share + (CHUNK_MIB * line["streams"].as_u64().unwrap()) as f64;
+        let limit = (limit.ceil() as u64)
+            .next_multiple_of(CHUNK_MIB)
+            .to_string();
+        for late in ["0", "50"] {
+            let arguments = ["--passes", "1", "--late", late, "--limit", &limit, &file];
+            assert_eq!(
+                replayed(&arguments)[0]["completed"],
+                true,
+                "{name}, {late} late"
+            );
+        }
+    }
 }
 
 #[test]
