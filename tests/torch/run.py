@@ -28,6 +28,7 @@ Lines in a case that begin with `#:` say how it is run:
     #: torch 2.11               it needs this version of torch or a newer one
     #: needs transformers       it needs this Python module
     #: ends 3                   the exit status; 0
+    #: alone                    on a real GPU it needs all memory that is free: after the others, by itself
 
 A case imports what it needs of `case.py`. One that cannot run here is named, with why; --strict makes
 that a failure.
@@ -75,6 +76,7 @@ class Case:
         self.torch = (0,)
         self.needs = []
         self.ends = 0
+        self.alone = False
         for line in re.findall(r"^#: *(.*?) *$", self.text, re.MULTILINE):
             word, _, rest = line.partition(" ")
             match word:
@@ -95,6 +97,8 @@ class Case:
                     self.torch = tuple(map(int, rest.split(".")))
                 case "needs":
                     self.needs.append(rest)
+                case "alone":
+                    self.alone = True
                 case "ends":
                     self.ends = int(rest)
                 case _:
@@ -268,6 +272,24 @@ def arguments():
     return parser.parse_args()
 
 
+def report(place, options, jobs, runs, failed):
+    """Runs cases so many at a time and says how each went; how many passed. Names of others join `failed`."""
+    passed = 0
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        results = [(run, pool.submit(place.run, *run)) for run in runs]
+        for (case, attach), result in results:
+            wrong, printed = result.result()
+            name = f"{case.name} ({attach})"
+            if wrong:
+                failed.append(name)
+            else:
+                passed += 1
+            print(f"{'FAIL' if wrong else 'PASS'} {name}", *wrong, sep="\n    ", flush=True)
+            if wrong or options.verbose:
+                print("".join(f"  | {line}\n" for line in printed.splitlines()), end="", flush=True)
+    return passed
+
+
 def main():
     options = arguments()
     paths = sorted(HERE.glob("cases/*.py"))
@@ -287,18 +309,10 @@ def main():
         ways = [way for way in case.attach if options.attach in (None, way)]
         runs += [(case, way) for way in ways]
     jobs = options.jobs or (1 if place.gpu else os.cpu_count())
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        results = [(run, pool.submit(place.run, *run)) for run in runs]
-        for (case, attach), result in results:
-            wrong, printed = result.result()
-            name = f"{case.name} ({attach})"
-            if wrong:
-                failed.append(name)
-            else:
-                passed += 1
-            print(f"{'FAIL' if wrong else 'PASS'} {name}", *wrong, sep="\n    ", flush=True)
-            if wrong or options.verbose:
-                print("".join(f"  | {line}\n" for line in printed.splitlines()), end="", flush=True)
+    alone = [run for run in runs if place.gpu and run[0].alone]
+    together = [run for run in runs if run not in alone]
+    for jobs, runs in (jobs, together), (1, alone):
+        passed += report(place, options, jobs, runs, failed)
     where = "the GPU" if place.gpu else "the simulated GPU"
     version = ".".join(map(str, place.torch))
     print(

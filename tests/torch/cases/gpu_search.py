@@ -1,5 +1,6 @@
 # The usual search for the largest batch that trains: out of memory in forward and in backward, caught
 # and gone on from, as libraries do it.
+#: alone
 #: only gpu
 import gc
 

@@ -1,5 +1,6 @@
 # Out of memory is raised wherever PyTorch allocates: in backward, on other threads, for other
 # frameworks; and the program goes on.
+#: alone
 #: memory 256
 import threading
 

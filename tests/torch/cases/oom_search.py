@@ -1,4 +1,5 @@
 # The usual search for the largest batch that fits: out of memory is caught, and nothing of it stays.
+#: alone
 #: memory 512
 import gc
 
