@@ -58,7 +58,7 @@ Runs a CUDA program with the library preloaded: what the program allocates comes
   concertina run [options] [--] COMMAND…
 
   --library FILE  the built libconcertina.so (else CONCERTINA_LIBRARY, else the one beside this
-                  command, or in ../lib)
+                  command, in ../lib, or in the Python module that came with it)
   --stats PATH    where the program leaves its statistics; %p in it is the process's number
   --relaxed       cudaFree returns at once, as with CONCERTINA_CONF=free:relaxed
   --limit MIB     the most memory that the program may hold on each device

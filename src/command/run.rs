@@ -2,6 +2,7 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
@@ -69,7 +70,7 @@ fn joined(first: &Path, separator: &[u8], variable: &str) -> OsString {
 }
 
 /// The library: the one that is named, by the option or in `CONCERTINA_LIBRARY`, or one that lies
-/// beside this command or in the `lib` beside its directory.
+/// beside this command, in the `lib` beside its directory, or where pip puts it with the command.
 fn library(named: Option<&Path>) -> Result<PathBuf, String> {
     let named = named.map(Path::to_path_buf).or_else(|| {
         let variable = env::var_os("CONCERTINA_LIBRARY").filter(|path| !path.is_empty());
@@ -104,5 +105,25 @@ fn beside_command() -> Option<PathBuf> {
         directory.join(LIBRARY),
         directory.join("../lib").join(LIBRARY),
     ];
-    places.iter().find_map(|place| place.canonicalize().ok())
+    let mut places = places.into_iter().chain(in_packages(directory));
+    places.find_map(|place| place.canonicalize().ok())
+}
+
+/// Where the library lies when pip has installed this command in `directory`: in the Python module.
+fn in_packages(directory: &Path) -> impl Iterator<Item = PathBuf> {
+    // `lib64` is Fedora's, `dist-packages` Debian's.
+    let libraries = ["../lib", "../lib64"].map(|library| directory.join(library));
+    let versions = libraries.into_iter().flat_map(fs::read_dir);
+    let pythons = versions
+        .flat_map(|version| version.flatten())
+        .filter(|version| version.file_name().as_bytes().starts_with(b"python"));
+    pythons.flat_map(|python| {
+        ["site-packages", "dist-packages"].map(|packages| {
+            python
+                .path()
+                .join(packages)
+                .join("concertina")
+                .join(LIBRARY)
+        })
+    })
 }

@@ -1,0 +1,7 @@
+"""``python -m concertina``: runs a program with concertina as its allocator."""
+
+import sys
+
+from concertina import program
+
+program.run(sys.argv[1:])

@@ -1,0 +1,30 @@
+#!/bin/sh
+# Makes a wheel of concertina-cuda for pip, and prints its path: the Python module with the library in
+# it, and the command. Builds the two first, or takes the library that CONCERTINA_LIBRARY names and the
+# command beside it.
+#
+#     scripts/wheel.sh [DIRECTORY]     where the wheel is left; target/wheel without it
+#
+# PYTHON names the Python to use (default: python3), 3.11 or newer.
+set -eu
+root=$(cd "$(dirname "$0")/.." && pwd)
+python=${PYTHON:-python3}
+
+give_up() {
+    echo "wheel.sh: $*" >&2
+    exit 1
+}
+
+[ $# -le 1 ] || give_up "'$*' is too much; allowed is one DIRECTORY, or nothing"
+"$python" -c "import tomllib" 2>/dev/null || give_up "$python is no Python of 3.11 or newer; PYTHON names one"
+target=${CARGO_TARGET_DIR:-$root/target}
+library=${CONCERTINA_LIBRARY:-}
+if [ -z "$library" ]; then
+    cargo build --release --locked --manifest-path "$root/Cargo.toml" >&2 || give_up "cargo could not build the library"
+    library=$target/release/libconcertina.so
+fi
+command=$(dirname "$library")/concertina
+for file in "$library" "$command"; do
+    [ -f "$file" ] || give_up "no file is at $file"
+done
+exec "$python" "$root/scripts/wheel.py" "$library" "$command" "${1:-$target/wheel}"
