@@ -7,7 +7,6 @@ import platform
 import re
 import subprocess
 import sys
-import tomllib
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -19,9 +18,7 @@ TIME = (1980, 1, 1, 0, 0, 0)
 
 def main():
     library, command, directory = map(pathlib.Path, sys.argv[1:])
-    manifest = tomllib.loads((ROOT / "Cargo.toml").read_text())
-    about = manifest["package"] | manifest["workspace"]["package"]
-    version = about["version"]
+    version = manifest("version")
     says = subprocess.run([command, "--version"], capture_output=True, text=True).stdout.strip()
     if says != f"concertina {version}":
         raise SystemExit(f"wheel.sh: {command} is '{says}', and this is {version}: build it anew")
@@ -33,7 +30,7 @@ def main():
     files["concertina/libconcertina.so"] = library.read_bytes()
     files[f"{data}/scripts/concertina"] = command.read_bytes()
     files |= {f"{info}/licenses/{path.name}": path.read_bytes() for path in LICENCES}
-    files[f"{info}/METADATA"] = metadata(about).encode()
+    files[f"{info}/METADATA"] = metadata(version).encode()
     files[f"{info}/WHEEL"] = (
         f"Wheel-Version: 1.0\nGenerator: scripts/wheel.sh\nRoot-Is-Purelib: false\nTag: {tag}\n"
     ).encode()
@@ -61,15 +58,19 @@ def system(built):
     return f"manylinux_2_{max(wanted)}_{platform.machine()}"
 
 
-def metadata(about):
+def manifest(key):
+    return re.search(rf'^{key} = "(.*)"$', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)[1]
+
+
+def metadata(version):
     return "".join([
         "Metadata-Version: 2.4\n",
         "Name: concertina-cuda\n",
-        f"Version: {about['version']}\n",
-        f"Summary: {about['description']}\n",
-        f"License-Expression: {about['license']}\n",
+        f"Version: {version}\n",
+        f"Summary: {manifest('description')}\n",
+        f"License-Expression: {manifest('license')}\n",
         *(f"License-File: {path.name}\n" for path in LICENCES),
-        f"Project-URL: Source, {about['repository']}\n",
+        f"Project-URL: Source, {manifest('repository')}\n",
         "Requires-Python: >=3.10\n",
         "Description-Content-Type: text/markdown\n\n",
         (ROOT / "README.md").read_text(),

@@ -5,7 +5,7 @@
 #
 #     scripts/wheel.sh [DIRECTORY]     where the wheel is left; target/wheel without it
 #
-# PYTHON names the Python to use (default: python3), 3.11 or newer.
+# PYTHON names the Python to use (default: python3).
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
@@ -16,7 +16,7 @@ give_up() {
 }
 
 [ $# -le 1 ] || give_up "'$*' is too much; allowed is one DIRECTORY, or nothing"
-"$python" -c "import tomllib" 2>/dev/null || give_up "$python is no Python of 3.11 or newer; PYTHON names one"
+command -v "$python" >/dev/null || give_up "missing: $python (Debian and Ubuntu: python3)"
 target=${CARGO_TARGET_DIR:-$root/target}
 library=${CONCERTINA_LIBRARY:-}
 if [ -z "$library" ]; then
