@@ -76,11 +76,13 @@ def _script(path):
 def _new_main():
     """The names of `__main__`, as a program finds them at its start."""
     names = sys.modules["__main__"].__dict__
+    # Which ones there are depends on the version of Python.
+    new = {name: None for name in names if name.startswith("__")}
+    new |= {"__name__": "__main__", "__builtins__": builtins}
+    if "__annotations__" in new:
+        new["__annotations__"] = {}
     names.clear()
-    names.update(
-        __name__="__main__", __doc__=None, __package__=None, __loader__=None, __spec__=None,
-        __annotations__={}, __builtins__=builtins, __cached__=None,
-    )
+    names.update(new)
     return names
 
 
