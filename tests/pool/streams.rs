@@ -1,6 +1,6 @@
 //! Several streams: who may have freed memory, and when.
 
-use crate::gpu::{Bench, KIB, MIB};
+use crate::gpu::{Bench, Held, KIB, MIB};
 use concertina_engine::runtime::settings::Settings;
 use std::sync::mpsc::channel;
 use std::thread;
@@ -14,6 +14,15 @@ fn room_to_grow(bench: &Bench, bytes: u64) {
     bench.device().empty_cache();
 }
 
+/// A block that was filled with ones and freed on a stream whose work is held back.
+fn freed_behind(bench: &Bench, size: u64, stream: u64) -> (u64, Held) {
+    let block = bench.allocate(size, stream);
+    let held = bench.gpu.hold(&[stream]);
+    bench.gpu.fill(block, size, 1, stream);
+    bench.free(block);
+    (block, held)
+}
+
 fn overlap(a: u64, b: u64, bytes: u64) -> bool {
     a < b + bytes && b < a + bytes
 }
@@ -25,10 +34,7 @@ fn memory_freed_on_one_stream_goes_to_another_behind_its_work() {
     let bench = Bench::new(Settings::default());
     let (gpu, size) = (&bench.gpu, 32 * MIB);
     let (a, b) = (gpu.stream(), gpu.stream());
-    let first = bench.allocate(size, a);
-    let held = gpu.hold(&[a]);
-    gpu.fill(first, size, 1, a);
-    bench.free(first);
+    let (first, held) = freed_behind(&bench, size, a);
     let reserved = bench.reserved();
     let second = bench.allocate(size, b);
     assert!(overlap(first, second, size));
@@ -56,10 +62,7 @@ fn nothing_waits_where_the_setting_forbids_it() {
     });
     let (gpu, size) = (&bench.gpu, 32 * MIB);
     let (a, b) = (gpu.stream(), gpu.stream());
-    let first = bench.allocate(size, a);
-    let held = gpu.hold(&[a]);
-    gpu.fill(first, size, 1, a);
-    bench.free(first);
+    let (first, held) = freed_behind(&bench, size, a);
     let second = bench.allocate(size, b);
     assert!(!overlap(first, second, size));
     gpu.fill(second, size, 2, b);
@@ -269,10 +272,7 @@ fn a_handle_that_comes_back_is_another_stream() {
     let (gpu, size) = (&bench.gpu, 16 * MIB);
     for _ in 0..8 {
         let old = gpu.stream();
-        let block = bench.allocate(size, old);
-        let held = gpu.hold(&[old]);
-        gpu.fill(block, size, 1, old);
-        bench.free(block);
+        let (_, held) = freed_behind(&bench, size, old);
         gpu.destroy(old);
         let new = gpu.stream();
         let other = bench.allocate(size, new);

@@ -12,7 +12,7 @@ const DIRECTIONS: c_uint = 4;
 runtime! {
     cudaMemcpy(to: Address, from: Address, bytes: usize, direction: c_uint) ready().copy(to, from, bytes, direction);
     cudaMemcpyPeer(to: Address, device: c_int, from: Address, peer: c_int, bytes: usize) ready().copy_peer_now(to, device, from, peer, bytes);
-    cudaMemcpy2D(to: Address, to_pitch: usize, from: Address, from_pitch: usize, width: usize, height: usize, direction: c_uint) ready().copy_rows_now(to, to_pitch, from, from_pitch, width, height, direction);
+    cudaMemcpy2D(to: Address, to_pitch: usize, from: Address, from_pitch: usize, width: usize, height: usize, direction: c_uint) ready().copy_rows_now(to, to_pitch, from, from_pitch, width, height, direction, std::ptr::null_mut());
     cudaMemset(address: Address, value: c_int, bytes: usize) ready().cuMemsetD8Async(address, value as u8, bytes, std::ptr::null_mut());
     cudaMemset2D(address: Address, pitch: usize, value: c_int, width: usize, height: usize) ready().cuMemsetD2D8Async(address, pitch, value as u8, width, height, std::ptr::null_mut());
 }
@@ -27,7 +27,7 @@ stream_runtime! {
 
 runtime! {
     cudaMemcpy_ptds(to: Address, from: Address, bytes: usize, direction: c_uint) ready().copy_own(to, from, bytes, direction);
-    cudaMemcpy2D_ptds(to: Address, to_pitch: usize, from: Address, from_pitch: usize, width: usize, height: usize, direction: c_uint) ready().copy_rows_own(to, to_pitch, from, from_pitch, width, height, direction);
+    cudaMemcpy2D_ptds(to: Address, to_pitch: usize, from: Address, from_pitch: usize, width: usize, height: usize, direction: c_uint) ready().copy_rows_now(to, to_pitch, from, from_pitch, width, height, direction, OWN);
     cudaMemset_ptds(address: Address, value: c_int, bytes: usize) ready().cuMemsetD8Async(address, value as u8, bytes, OWN);
     cudaMemset2D_ptds(address: Address, pitch: usize, value: c_int, width: usize, height: usize) ready().cuMemsetD2D8Async(address, pitch, value as u8, width, height, OWN);
 }
@@ -66,25 +66,6 @@ impl Driver {
         // SAFETY: the caller's promise.
         unsafe {
             self.copy_async(to, from, bytes, direction, OWN)?;
-            self.cuStreamSynchronize(OWN)
-        }
-    }
-
-    unsafe fn copy_rows_own(
-        &self,
-        to: Address,
-        to_pitch: usize,
-        from: Address,
-        from_pitch: usize,
-        width: usize,
-        height: usize,
-        direction: c_uint,
-    ) -> Answer {
-        // SAFETY: the caller's promise.
-        unsafe {
-            self.copy_rows(
-                to, to_pitch, from, from_pitch, width, height, direction, OWN,
-            )?;
             self.cuStreamSynchronize(OWN)
         }
     }
@@ -153,8 +134,8 @@ impl Driver {
         width: usize,
         height: usize,
         direction: c_uint,
+        stream: Pointer,
     ) -> Answer {
-        let stream = std::ptr::null_mut();
         // SAFETY: the caller's promise.
         unsafe {
             self.copy_rows(
