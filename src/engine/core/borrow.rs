@@ -20,12 +20,10 @@ impl<G: Gpu> Pool<G> {
         if self.slots.get(slot).group != SHARED {
             return None;
         }
-        let lent = self.lend(size, slot);
-        if lent.is_some() {
-            lent
-        } else {
-            self.take_over_pending(size, slot)
-        }
+        let hole = self.lend(size, slot);
+        let hole = hole.or_else(|| self.take_over_pending(size, slot));
+        self.counters.hits += u64::from(hole.is_some());
+        hole
     }
 
     /// The stream's work from now on runs after all work before what was freed up to `until`. False
@@ -51,10 +49,7 @@ impl<G: Gpu> Pool<G> {
     /// The best fit among the holes of the group's other streams. What the block leaves of the hole
     /// stays the other stream's.
     fn lend(&mut self, size: u64, slot: u16) -> Option<BlockId> {
-        let own = self.slots.get(slot);
-        let others = self.slots.iter().filter(|(at, it)| {
-            it.group == own.group && *at != slot && *at != own.idle && !it.bins.is_empty()
-        });
+        let others = self.slots.beside(slot);
         let hole = others
             .map(|(_, it)| it.bins.best(&self.blocks, size))
             .filter(|id| *id != NONE)

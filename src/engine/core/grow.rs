@@ -38,7 +38,6 @@ impl<G: Gpu> Pool<G> {
         if self.missing(size, slot) > allowed
             && let Some(hole) = self.borrow(size, slot)
         {
-            self.counters.hits += 1;
             return Ok(hole);
         }
         let missing = self.missing(size, slot);
@@ -74,14 +73,14 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Whether the stream may use a hole at once.
-    pub(super) fn usable(&self, id: BlockId, slot: u16) -> bool {
+    fn usable(&self, id: BlockId, slot: u16) -> bool {
         let block = &self.blocks[id];
         block.state == State::Free
             && (block.slot == slot || block.slot == self.slots.get(slot).idle)
     }
 
     /// Bytes that must be mapped behind the cursor before the tail holds `size` free ones.
-    pub(super) fn missing(&self, size: u64, slot: u16) -> u64 {
+    fn missing(&self, size: u64, slot: u16) -> u64 {
         let tail = self.groups[self.slots.get(slot).group as usize].tail;
         match tail != NONE && self.usable(tail, slot) {
             true => size.saturating_sub(self.blocks[tail].size),
@@ -90,7 +89,7 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Starts a new run of mapped memory in a gap that holds `size` bytes and some more.
-    pub(super) fn new_run(&mut self, size: u64, id: GroupId) -> Result<(), Refusal> {
+    fn new_run(&mut self, size: u64, id: GroupId) -> Result<(), Refusal> {
         let wanted = size.next_multiple_of(self.granularity) * 2 + (1 << 30);
         let fits = |(_, length): &(u64, u64)| *length >= wanted;
         let mut gap = self.groups[id as usize].space.largest_gap().filter(fits);

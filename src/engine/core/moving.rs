@@ -31,9 +31,7 @@ impl<G: Gpu> Pool<G> {
         };
         let (idle, group) = (own.idle, own.group);
         let own = [Some(slot), Some(idle).filter(|idle| *idle != slot)];
-        let others = self.slots.iter().filter(|(at, it)| {
-            slot != idle && it.group == group && *at != slot && *at != idle && !it.bins.is_empty()
-        });
+        let others = self.slots.beside(slot).filter(|_| slot != idle);
         let (mut owned, mut until) = (0, 0);
         'search: for source in own.into_iter().flatten().chain(others.map(|(at, _)| at)) {
             let bins = &self.slots.get(source).bins;

@@ -180,11 +180,7 @@ impl<G: Gpu> Pool<G> {
         let size = size.max(1).next_multiple_of(BLOCK);
         let idle = self.groups[group as usize].idle;
         let slot = self.slots.of(stream, group, idle)?;
-        let hole = self.fit(size, slot);
-        if hole == NONE {
-            return None;
-        }
-        self.counters.hits += 1;
+        let hole = self.hit(size, slot)?;
         self.keep_time(stream, self.groups[group as usize].reserved);
         Some(self.hand_out(hole, size, requested, slot))
     }
@@ -393,20 +389,16 @@ impl<G: Gpu> Pool<G> {
 
     fn climb(&mut self, size: u64, slot: u16) -> Result<BlockId, Shortage> {
         // What was put to rest because nobody wanted it for long.
-        if self.wake(size, slot) {
-            let hole = self.fit(size, slot);
-            if hole != NONE {
-                self.counters.hits += 1;
-                return Ok(hole);
-            }
+        if self.wake(size, slot)
+            && let Some(hole) = self.hit(size, slot)
+        {
+            return Ok(hole);
         }
         // 2. What other streams' passed events have made idle.
-        if self.advance() {
-            let hole = self.fit(size, slot);
-            if hole != NONE {
-                self.counters.hits += 1;
-                return Ok(hole);
-            }
+        if self.advance()
+            && let Some(hole) = self.hit(size, slot)
+        {
+            return Ok(hole);
         }
         self.trim_closing();
         // 3 to 5. Growth within a hair of the highest live figure; memory of other streams, behind a wait on
@@ -418,15 +410,12 @@ impl<G: Gpu> Pool<G> {
         }
         // 6. Memory of other streams, behind a wait on the GPU.
         if let Some(hole) = self.borrow(size, slot) {
-            self.counters.hits += 1;
             return Ok(hole);
         }
         // 7. Waiting until everything free is idle, and giving back what plain segments allow.
         self.counters.alloc_retries += 1;
         self.settle();
-        let hole = self.fit(size, slot);
-        if hole != NONE {
-            self.counters.hits += 1;
+        if let Some(hole) = self.hit(size, slot) {
             return Ok(hole);
         }
         let group = self.slots.get(slot).group;
@@ -453,6 +442,15 @@ impl<G: Gpu> Pool<G> {
             },
             refusal,
         }
+    }
+
+    /// The best fit, counted as a request met from what was free.
+    #[inline]
+    fn hit(&mut self, size: u64, slot: u16) -> Option<BlockId> {
+        let hole = self.fit(size, slot);
+        let found = hole != NONE;
+        self.counters.hits += u64::from(found);
+        found.then_some(hole)
     }
 
     /// The smallest hole of at least `size` bytes that the stream may use now.
@@ -568,46 +566,33 @@ fn join_holes(
     (mut id, mut slot, mut clock): (BlockId, u16, u64),
 ) {
     let (nodes, vacant) = blocks.parts();
+    // The size and slot of a neighbour that it may be joined with, and whose both are then.
+    let joinable = |nodes: &[Block], at: BlockId, own: (u16, u64)| {
+        let beside = (at != NONE).then(|| &nodes[at as usize])?;
+        let joined = match beside.state {
+            State::Free => join(own, (beside.slot, beside.detail), idle)?,
+            _ => return None,
+        };
+        Some((beside.size, beside.slot, joined))
+    };
     let mut before = 0;
     let prev = nodes[id as usize].prev;
-    if prev != NONE {
-        let &Block {
-            size,
-            slot: other,
-            detail,
-            state,
-            ..
-        } = &nodes[prev as usize];
-        if state == State::Free
-            && let Some(joined) = join((slot, clock), (other, detail), idle)
-        {
-            (slot, clock) = joined;
-            slots.get_mut(other).remove(nodes, prev);
-            before = size;
-            absorb_next(nodes, vacant, prev, tail);
-            id = prev;
-        }
+    if let Some((size, other, joined)) = joinable(nodes, prev, (slot, clock)) {
+        (slot, clock) = joined;
+        slots.get_mut(other).remove(nodes, prev);
+        before = size;
+        absorb_next(nodes, vacant, prev, tail);
+        id = prev;
     }
     let next = nodes[id as usize].next;
-    if next != NONE {
-        let &Block {
-            size,
-            slot: other,
-            detail,
-            state,
-            ..
-        } = &nodes[next as usize];
-        if state == State::Free
-            && let Some(joined) = join((slot, clock), (other, detail), idle)
-        {
-            (slot, clock) = joined;
-            slots.get_mut(other).remove(nodes, next);
-            match before {
-                0 => before = size,
-                _ => counters.hole_removed(size),
-            }
-            absorb_next(nodes, vacant, id, tail);
+    if let Some((size, other, joined)) = joinable(nodes, next, (slot, clock)) {
+        (slot, clock) = joined;
+        slots.get_mut(other).remove(nodes, next);
+        match before {
+            0 => before = size,
+            _ => counters.hole_removed(size),
         }
+        absorb_next(nodes, vacant, id, tail);
     }
     let hole = &mut nodes[id as usize];
     hole.state = State::Free;

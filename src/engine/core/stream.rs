@@ -242,6 +242,14 @@ impl Slots {
         (0..).zip(&mut self.list)
     }
 
+    /// The slots of the other streams of a slot's group, where they have holes.
+    pub fn beside(&self, slot: u16) -> impl Iterator<Item = (u16, &Slot)> {
+        let own = self.get(slot);
+        self.iter().filter(move |(at, it)| {
+            it.group == own.group && *at != slot && *at != own.idle && !it.bins.is_empty()
+        })
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (u16, &Slot)> {
         self.list
             .iter()

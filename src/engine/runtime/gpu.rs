@@ -519,11 +519,8 @@ impl Gpu for DriverGpu {
     }
 
     fn order(&mut self, event: Event, stream: StreamKey) -> bool {
-        if stream == UNORDERED {
-            // No one stream's wait holds up all that may use the memory.
-            return false;
-        }
-        if !self.may_wait() {
+        // No one stream's wait holds up all that may use memory of no stream's.
+        if stream == UNORDERED || !self.may_wait() {
             return false;
         }
         // SAFETY: an event of ours that was recorded, and a stream that the program passed just now.
