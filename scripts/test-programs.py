@@ -1,0 +1,324 @@
+#!/usr/bin/env python3
+"""Runs real programs on this machine's GPU, bare and with the library preloaded in turn, checks that
+they say the same, and prints their times side by side.
+
+    test-programs.py [options] [PROGRAM...]
+
+The programs are those of tests/programs/real: loops in CUDA C, with the runtime linked in and as a
+library, cuBLAS, cuDNN, CuPy, Numba, JAX, Triton and PyTorch. PROGRAMs choose some by the beginning of
+their names; `--list` names all. One whose compiler, library or Python module is not here is named with
+what is missing, and counts as not run.
+
+A program prints what it computed, which has to be the same in every run (numbers after a ~ to four
+digits), and how long its loop took, the median of five. `whole` is the time from its start to its end.
+Each ratio is preloaded over bare, the median of the pairs. Needs no Rust.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "tests" / "programs" / "real"
+# No run takes longer, unless it hangs.
+SECONDS = 180
+
+PLATFORM = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
+UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+# Name, what is run, the variables that it needs.
+PROGRAMS = [
+    ("start-static", ["start.cu", "static"], {}),
+    ("start-shared", ["start.cu", "shared"], {}),
+    ("malloc-static", ["temporaries.cu", "static", "malloc"], {}),
+    ("malloc-shared", ["temporaries.cu", "shared", "malloc"], {}),
+    ("async-static", ["temporaries.cu", "static", "async"], {}),
+    ("async-shared", ["temporaries.cu", "shared", "async"], {}),
+    ("driver", ["temporaries.cu", "static", "driver"], {}),
+    ("kept", ["temporaries.cu", "static", "kept"], {}),
+    ("threads-malloc", ["threads.cu", "static", "malloc"], {}),
+    ("threads-async", ["threads.cu", "static", "async"], {}),
+    ("cublas", ["blas.cu", "shared", "libcublas.so"], {}),
+    ("cudnn", ["dnn.cu", "shared", "libcudnn.so"], {}),
+    ("cupy-pool", ["cupy_arrays.py", "pool"], {}),
+    ("cupy-async", ["cupy_arrays.py", "async"], {}),
+    ("cupy-off", ["cupy_arrays.py", "off"], {}),
+    ("numba", ["numba_kernels.py"], {}),
+    ("jax", ["jax_training.py"], {}),
+    ("jax-platform", ["jax_training.py"], PLATFORM),
+    ("triton", ["triton_kernel.py"], {}),
+    ("torch", ["torch_training.py"], {}),
+    ("torch-expandable", ["torch_training.py"], EXPANDABLE),
+    ("torch-uncached", ["torch_training.py"], UNCACHED),
+]
+
+# The Python modules that a program needs besides its own name's.
+MODULES = {
+    "cupy_arrays.py": ["cupy"],
+    "numba_kernels.py": ["numba", "numba.cuda", "numpy"],
+    "jax_training.py": ["jax", "jaxlib"],
+    "triton_kernel.py": ["triton", "torch"],
+    "torch_training.py": ["torch"],
+}
+
+# What a program without a pool of its own is to be as fast as, once the pool is under it.
+BESIDE = [("cupy-off", "cupy-pool"), ("jax-platform", "jax"), ("torch-uncached", "torch")]
+
+
+class Missing(Exception):
+    """What a program needs and this machine lacks."""
+
+
+def library_directories():
+    """Where NVIDIA's libraries may be: pip's packages of this Python, and the toolkit."""
+    directories = []
+    spec = importlib.util.find_spec("nvidia")
+    for place in spec.submodule_search_locations if spec else []:
+        directories += sorted(pathlib.Path(place).glob("*/lib"))
+    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    toolkit = pathlib.Path(nvcc).resolve().parent.parent
+    directories += [toolkit / "lib64", toolkit / "targets" / "x86_64-linux" / "lib"]
+    return [path for path in directories if path.is_dir()]
+
+
+def find_library(name, directories):
+    for directory in [*directories, pathlib.Path("/usr/lib/x86_64-linux-gnu")]:
+        for path in sorted(directory.glob(name + "*")):
+            return path
+    raise Missing(f"no {name}")
+
+
+def find_nvcc():
+    found = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    if not os.access(found, os.X_OK):
+        raise Missing("no nvcc")
+    return found
+
+
+def has_module(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ImportError:
+        return False
+
+
+def command(what, work):
+    """The command of a program, which is built first if it has to be."""
+    source, *arguments = what
+    if source.endswith(".py"):
+        for name in MODULES[source]:
+            if not has_module(name):
+                raise Missing(f"no Python module {name}")
+        return [sys.executable, str(SOURCES / source), *arguments]
+    nvcc = find_nvcc()
+    runtime, *arguments = arguments
+    built = work / f"{pathlib.Path(source).stem}-{runtime}"
+    link = ["-lcuda", "-Xlinker", "--allow-shlib-undefined"]
+    if arguments and arguments[0].startswith("lib"):
+        link.append(str(find_library(arguments.pop(0), library_directories())))
+    if not built.exists():
+        done = subprocess.run(
+            [nvcc, "-O2", "-arch=native", "-cudart", runtime, "-Xcompiler", "-pthread", "-o", built]
+            + [SOURCES / source, *link],
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            said = (done.stderr or done.stdout).strip()
+            raise Missing(f"nvcc cannot build {source}: {said[-300:]}")
+    return [str(built), *arguments]
+
+
+def clean_environment():
+    """The environment without settings of ours and of PyTorch's allocator."""
+    others = ("LD_PRELOAD", "PYTORCH_ALLOC_CONF", *EXPANDABLE, *UNCACHED, *PLATFORM)
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("CONCERTINA_") and name not in others
+    }
+
+
+class Run:
+    """One run of a program."""
+
+    def __init__(self, command, variables, library, stats, conf):
+        environment = clean_environment() | variables
+        if command[0] != sys.executable:
+            # Python's packages find their own.
+            places = [environment.get("LD_LIBRARY_PATH"), *map(str, library_directories())]
+            environment["LD_LIBRARY_PATH"] = ":".join(filter(None, places))
+        stats.unlink(missing_ok=True)
+        if library:
+            environment["LD_PRELOAD"] = str(library)
+            environment |= {"CONCERTINA_STATS": str(stats), "CONCERTINA_CONF": conf}
+        how = {"env": environment, "capture_output": True, "text": True, "timeout": SECONDS}
+        start = time.perf_counter()
+        try:
+            done = subprocess.run(command, **how)
+            status, out, self.errors = f"exit status {done.returncode}", done.stdout, done.stderr
+        except subprocess.TimeoutExpired as late:
+            status = f"did not end in {SECONDS} s"
+            texts = (late.stdout, late.stderr)
+            out, self.errors = ((text or b"").decode(errors="replace") for text in texts)
+        self.whole = time.perf_counter() - start
+        lines = out.splitlines()
+        loops = [float(line.split()[1]) for line in lines if line.startswith("loop: ")]
+        self.loop = loops[0] if loops else None
+        self.said = [line for line in lines if not line.startswith("loop: ")] + [status]
+        self.ended = status == "exit status 0"
+        self.pooled = served(stats) if library else 0
+
+
+def served(stats):
+    """How many allocations the pools served."""
+    if not stats.exists():
+        return 0
+    devices = json.loads(stats.read_text())["devices"]
+    counters = (device.get("memory_stats", {}) for device in devices)
+    return sum(counter.get("allocation.all.allocated", 0) for counter in counters)
+
+
+def agree(one, other):
+    """Whether two runs said the same."""
+    if len(one) != len(other):
+        return False
+    near = re.compile(r"~(\S+)")
+    for a, b in zip(one, other):
+        if near.sub("~", a) != near.sub("~", b):
+            return False
+        for x, y in zip(near.findall(a), near.findall(b)):
+            if abs(float(x) - float(y)) > 1e-4 * max(abs(float(x)), abs(float(y))):
+                return False
+    return True
+
+
+def show(seconds):
+    if seconds is None:
+        return "-"
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.1f} us"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def ratio(pairs):
+    return f"{statistics.median(after / before for before, after in pairs):.3f}" if pairs else "-"
+
+
+def measure(name, command, variables, options, work):
+    """Runs one program in turn, bare and preloaded. Returns its row, the median times of its loop, and
+    what was wrong."""
+    pairs, wrong, first = [], [], None
+    began = time.perf_counter()
+    stats = work / "stats.json"
+    # A program that does little but start needs many.
+    rounds = options.rounds * (5 if name.startswith("start") else 1)
+    while len(pairs) < rounds:
+        if len(pairs) >= 2 and time.perf_counter() - began > options.seconds:
+            break
+        order = (None, options.library) if len(pairs) % 2 == 0 else (options.library, None)
+        runs = {it: Run(command, variables, it, stats, options.conf) for it in order}
+        bare, preloaded = runs[None], runs[options.library]
+        first = first or bare
+        pairs.append((bare, preloaded))
+        if not bare.ended:
+            wrong.append(f"bare: {bare.said}")
+        for which, run in (("bare", bare), ("preloaded", preloaded)):
+            if not agree(first.said, run.said):
+                wrong.append(f"{which} says {run.said}, and bare first said {first.said}")
+        if wrong:
+            wrong += [f"    {line}" for run in (preloaded, bare) for line in run.errors.splitlines()[-8:]]
+            break
+    loops = [(a.loop, b.loop) for a, b in pairs if a.loop and b.loop]
+    wholes = [(a.whole, b.whole) for a, b in pairs]
+    loop, whole = medians(loops), medians(wholes)
+    row = [f"`{name}`", "no" if wrong else "yes", str(pairs[-1][1].pooled)]
+    row += [*map(show, loop), ratio(loops), *map(show, whole), ratio(wholes), str(len(pairs))]
+    return "| " + " | ".join(row) + " |", loop, wrong
+
+
+def medians(pairs):
+    return [statistics.median(side) for side in zip(*pairs)] if pairs else [None, None]
+
+
+HEAD = """\
+| program | same results | from the pool | loop, bare | preloaded | ratio \
+| whole, bare | preloaded | ratio | pairs |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
+
+
+def find_library_of_ours(wanted):
+    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    places = [target / kind / "libconcertina.so" for kind in ("release", "debug")]
+    for path in places if not wanted else [pathlib.Path(wanted)]:
+        if path.is_file():
+            return path.resolve()
+    where = wanted or places[0]
+    sys.exit(f"test-programs.py: no library at {where}: build it with cargo build --release")
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    option = parser.add_argument
+    option("programs", nargs="*", metavar="PROGRAM")
+    option("--library", help="libconcertina.so; without it the one under the target directory")
+    option("--rounds", type=int, default=5, help="pairs of runs; five times as many of start (5)")
+    option("--seconds", type=float, default=10, help="then no pair of a program after the second (10)")
+    option("--conf", default="", help="CONCERTINA_CONF when preloaded, such as free:relaxed")
+    option("--list", action="store_true", help="name the programs and end")
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(name for name, _, _ in PROGRAMS))
+        return 0
+    if options.rounds < 1:
+        parser.error("--rounds: 1 or more is wanted")
+    for text in options.programs:
+        if not any(name.startswith(text) for name, _, _ in PROGRAMS):
+            parser.error(f"no program begins with {text}; --list names all")
+    options.library = find_library_of_ours(options.library)
+
+    print(HEAD, flush=True)
+    times, failed, missing = {}, {}, {}
+    with tempfile.TemporaryDirectory() as directory:
+        work = pathlib.Path(directory)
+        for name, what, variables in PROGRAMS:
+            if options.programs and not any(name.startswith(text) for text in options.programs):
+                continue
+            try:
+                row, times[name], wrong = measure(
+                    name, command(what, work), variables, options, work
+                )
+            except Missing as why:
+                missing[name] = str(why)
+                continue
+            print(row, flush=True)
+            if wrong:
+                failed[name] = wrong
+    print()
+    for plain, pooled in BESIDE:
+        after, before = times.get(plain, (None, None))[1], times.get(pooled, (None, None))[0]
+        if after and before:
+            print(f"{plain} preloaded takes {after / before:.3f} of {pooled} bare")
+    for name, why in missing.items():
+        print(f"not run: {name}: {why}")
+    for name, wrong in failed.items():
+        print("\n".join([f"FAILED {name}", *(f"    {line}" for line in wrong)]))
+    passed = len(times) - len(failed)
+    print(f"on the GPU: {passed} passed, {len(failed)} failed, {len(missing)} not run")
+    return 0 if times and not failed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

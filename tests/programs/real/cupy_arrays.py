@@ -1,0 +1,33 @@
+"""CuPy's arrays: temporaries of many sizes, and products of matrices.
+
+    cupy_arrays.py pool|async|off       memory by CuPy's own pool, by cudaMallocAsync, or by cudaMalloc
+"""
+
+import sys
+
+import cupy
+
+from loop import timed
+
+ALLOCATORS = {
+    "pool": lambda: None,
+    "async": lambda: cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc),
+    "off": lambda: cupy.cuda.set_allocator(None),
+}
+ALLOCATORS[sys.argv[1]]()
+
+
+def body():
+    total = cupy.zeros((), dtype=cupy.int64)
+    for step in range(100):
+        count = 1000 + (1024 << step % 11)
+        x = cupy.arange(count, dtype=cupy.int64)
+        y = x * 3 + (x // 7) - step
+        total += (y % 1000).sum()
+        edge = 64 * (1 + step % 4)
+        a = cupy.full((edge, edge), step % 5, dtype=cupy.float32)
+        total += (a @ a).sum().astype(cupy.int64)
+    return int(total)
+
+
+print("sum:", timed(body))

@@ -1,0 +1,29 @@
+"""Numba's own kernels on arrays that are made and dropped in the loop."""
+
+import numpy
+from numba import cuda
+
+from loop import timed
+
+SOURCE = numpy.arange((1 << 20) + 1000, dtype=numpy.int64)
+
+
+@cuda.jit
+def combine(y, x, step):
+    i = cuda.grid(1)
+    if i < y.size:
+        y[i] = x[i] * 3 + x[i] // 7 - step
+
+
+def body():
+    total = 0
+    for step in range(60):
+        count = 1000 + (1024 << step % 9)
+        x = cuda.to_device(SOURCE[:count])
+        y = cuda.device_array(count, numpy.int64)
+        combine[(count + 255) // 256, 256](y, x, step)
+        total += int(y.copy_to_host().sum())
+    return total
+
+
+print("sum:", timed(body))
