@@ -177,6 +177,15 @@ void concertina_end_allocate_to_pool(int device, struct concertina_pool_id pool)
  */
 void concertina_release_pool(int device, struct concertina_pool_id pool);
 
+/**
+ * Fits PyTorch's Python functions to the library now, in a process whose Python was started, or has
+ * imported torch, after the library was loaded, as it is under LD_PRELOAD. Does nothing where that is
+ * done, and without Python or torch.
+ *
+ * Any thread may call it, and waits for the interpreter's lock if it does not hold it.
+ */
+void concertina_attach(void);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus

@@ -48,6 +48,7 @@ step documentation env RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace
 step tests cargo test --locked --workspace --no-fail-fast
 step quickstart scripts/quickstart.sh --sim
 step PyTorch python3 tests/torch/run.py
+step "PyTorch, preloaded" python3 tests/torch/run.py --attach run
 step wheel python3 tests/wheel.py
 step "README's table" scripts/traces.py --check
 

@@ -26,7 +26,8 @@ def main():
     name = f"concertina_cuda-{version}"
     tag = f"py3-none-{system([library, command])}"
     info, data = f"{name}.dist-info", f"{name}.data"
-    files = {f"concertina/{path.name}": path.read_bytes() for path in sorted(MODULE.glob("*.py"))}
+    sources = sorted(MODULE.rglob("*.py"))
+    files = {f"concertina/{path.relative_to(MODULE)}": path.read_bytes() for path in sources}
     files["concertina/libconcertina.so"] = library.read_bytes()
     files[f"{data}/scripts/concertina"] = command.read_bytes()
     files |= {f"{info}/licenses/{path.name}": path.read_bytes() for path in LICENCES}

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes a wheel, installs it as a user would, and tries what it brings: the command, the module, and
-`python -m concertina`, without torch and with the real one on the simulated GPU.
+"""Makes a wheel, installs it as a user would, and tries what it brings: the command, the module,
+`python -m concertina` and `concertina run`, without torch and with the real one on the simulated GPU.
 
     tests/wheel.py
 
@@ -25,11 +25,61 @@ class Thing: pass
 def late(): print(type(pickle.loads(pickle.dumps(Thing()))) is Thing, sys.modules["__main__"].__name__)
 atexit.register(late)
 names = {name: str(value) for name, value in globals().items() if not callable(value)}
-print(__file__, __name__, sys.argv, sys.path[0], sorted(names), __package__, type(__loader__))
+print(__file__, __name__, sys.argv, sys.path, sorted(names), __package__, type(__loader__))
 try:
     import torch
 except ImportError as error:
     print(error)
+"""
+
+
+SPAWNS = """\
+import multiprocessing
+def train(): import train
+if __name__ == "__main__":
+    train()
+    child = multiprocessing.get_context("spawn").Process(target=train)
+    child.start()
+    child.join()
+"""
+
+# Workers that are forked from a process which uses the GPU, and workers that are spawned.
+LOADS = """\
+import torch
+from torch.utils.data import DataLoader
+if __name__ == "__main__":
+    import train
+    for how in "fork", "spawn":
+        loader = DataLoader(range(64), batch_size=8, num_workers=2, multiprocessing_context=how)
+        assert sum(int(batch.sum()) for batch in loader) == sum(range(64))
+"""
+
+RANKS = """\
+import torch, torch.distributed
+torch.distributed.init_process_group("gloo")
+ranks = torch.ones(1)
+torch.distributed.all_reduce(ranks)
+assert ranks == 2
+for rank in range(2):
+    if rank == torch.distributed.get_rank():
+        import train
+    torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+# 8 MiB by cudaMalloc, beside a tensor of 4 MiB: both are the pool's, and PyTorch counts both.
+OTHER = """\
+import ctypes, torch
+runtime = torch.cuda.cudart()
+tensor = torch.ones(1 << 20, device="cuda")
+library = ctypes.CDLL(next(line.split()[-1] for line in open("/proc/self/maps") if "cudart" in line))
+address = ctypes.c_void_p()
+assert library.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(8 << 20)) == 0
+both = torch.cuda.memory_allocated()
+assert library.cudaFree(address) == 0
+free, total = torch.cuda.mem_get_info()
+assert total - free == torch.cuda.memory_reserved()
+print(both, torch.cuda.memory_allocated(), torch.cuda.memory_stats()["requested_bytes.all.current"])
 """
 
 
@@ -69,10 +119,19 @@ class Installed(unittest.TestCase):
         path.write_text(text)
         return name
 
-    def same(self, *arguments):
-        """Under concertina the program does what it does bare; what that is."""
-        bare = self.run_("python", *arguments)
-        self.assertEqual(self.run_("python", "-m", "concertina", *arguments), bare)
+    def same(self, *arguments, **environment):
+        """Under concertina, either way, the program does what it does bare; what that is."""
+        bare = self.run_("python", *arguments, **environment)
+        ours = self.run_("python", "-m", "concertina", *arguments, **environment)
+        self.assertEqual(ours, bare)
+        self.same_run(*arguments, **environment)
+        return bare
+
+    def same_run(self, *arguments, **environment):
+        """The same for `concertina run` alone, which takes Python's options, too."""
+        bare = self.run_("python", *arguments, **environment)
+        ours = self.run_("concertina", "run", "--", "python", *arguments, **environment)
+        self.assertEqual(ours, bare)
         return bare
 
 
@@ -128,6 +187,43 @@ class WithoutTorch(Installed):
                 self.assertEqual(status, wanted)
         self.assertEqual(self.same("-m", "nothing.like.it")[2], 1)
 
+    def test_a_sitecustomize_of_the_users(self):
+        code = """if True:
+            import sys
+            try: import sitecustomize as it; print(it.__file__, it.__spec__.name)
+            except ImportError as error: print(error, error.name)
+            print(sys.path, "sitecustomize" in sys.modules)
+            """
+        out, said, status = self.same_run("-c", code)
+        self.assertIn("No module named 'sitecustomize'", out)
+        customs = {"PYTHONPATH": str(self.work / "customs")}
+        self.write("customs/sitecustomize.py", "print('mine')\nimport sys; sys.path.append('more')")
+        out, said, status = self.same_run("-c", code, **customs)
+        self.assertTrue(out.startswith("mine\n"), out)
+        self.assertIn(" sitecustomize\n", out)
+        for broken in ("1 / 0", "import nothing.like.it", "not python"):
+            with self.subTest(broken):
+                self.write("customs/sitecustomize.py", broken)
+                self.same_run("-c", code, **customs)
+
+    def test_python_that_ignores_its_environment(self):
+        self.write("program.py", "import os, sys; print(os.environ['HOME'], sys.flags)")
+        for options in (["-I"], ["-bE"], ["-u", "-S"], ["-W", "ignore", "-XutF8", "-sI"]):
+            with self.subTest(options):
+                bare = self.run_("python", *options, "program.py")
+                out, said, status = self.run_("concertina", "run", "python", *options, "program.py")
+                self.assertEqual((out, status), (bare[0], bare[2]))
+                self.assertRegex(said, r"\Aconcertina: [^\n]*started with -[IES], [^\n]*\n\Z")
+        for arguments in (["-W", "I", "program.py"], ["program.py", "-I"], ["-c", "print(1)", "-E"]):
+            with self.subTest(arguments):
+                self.same_run(*arguments)
+
+    def test_nothing_is_done_where_it_is_disabled(self):
+        code = "import sys; print('concertina' in sys.modules)"
+        for disabled, found in ("1", "False"), ("0", "True"):
+            ours = self.run_("concertina", "run", "python", "-c", code, CONCERTINA_DISABLE=disabled)
+            self.assertEqual(ours, (f"{found}\n", "", 0))
+
     def test_what_names_no_program(self):
         for arguments in ([], ["--nonsense"], ["nothing.py"], ["-m"]):
             with self.subTest(arguments):
@@ -176,6 +272,74 @@ else:
                 [device] = json.loads(stats.read_text())["devices"]
                 self.assertEqual(device["memory_stats"]["allocated_bytes.all.peak"], 4 << 20)
                 stats.unlink()
+
+    def started(self, *command, **environment):
+        """What the command says under `concertina run`, and of each process that used memory how many
+        bytes of it at most, in order."""
+        with tempfile.TemporaryDirectory(dir=self.work) as scratch:
+            stats = f"{scratch}/%p.json"
+            out, said, status = self.run_(
+                "concertina", "run", "--stats", stats, "--", *command, **environment
+            )
+            self.assertEqual(status, 0, said)
+            peaks = []
+            for file in pathlib.Path(scratch).iterdir():
+                [device] = json.loads(file.read_text())["devices"]
+                peaks.append(device["memory_stats"]["allocated_bytes.all.peak"])
+        return out, said, sorted(peaks)
+
+    def test_what_run_starts(self):
+        self.write("train.py", self.PROGRAM)
+        bare = self.run_("python", "train.py")
+        self.assertEqual(bare[0], "1048576 4194304\n")
+        again = "import subprocess, sys; subprocess.run([sys.executable, 'train.py'], check=True)"
+        environment = dict(PYTORCH_CUDA_ALLOC_CONF="roundup_power2_divisions:4", CONCERTINA_CONF="")
+        for command, times in (
+            (["python", "train.py"], 1),
+            (["python", "-m", "train"], 1),
+            (["python", "-m", "concertina", "train.py"], 1),
+            (["python", "-c", again], 1),
+            (["python", self.write("both.py", f"import train\n{again}")], 2),
+            (["python", "-Wignore", self.write("spawns.py", SPAWNS)], 2),
+            (["python", "-Wignore", self.write("loads.py", LOADS)], 1),
+            (["python", "-m", "torch.distributed.run", "--nproc-per-node", "2",
+              self.write("ranks.py", RANKS)], 2),
+        ):
+            with self.subTest(command):
+                out, said, peaks = self.started(*command, **environment)
+                self.assertEqual(out, bare[0] * times)
+                self.assertEqual(peaks, [4 << 20] * times)
+                self.assertNotIn("concertina", said)
+
+    def test_other_libraries_in_the_same_process(self):
+        out, said, peaks = self.started("python", self.write("other.py", OTHER))
+        self.assertEqual((out, said, peaks), ("12582912 4194304 4194304\n", "", [12 << 20]))
+
+    def test_python_that_ignores_its_environment(self):
+        packages = self.environment["PYTHONPATH"]
+        self.write("alone.py", f"import sys; sys.path.append({packages!r})\n{self.PROGRAM}")
+        self.write("starts.py", "import subprocess, sys\n"
+                                "subprocess.run([sys.executable, '-I', 'alone.py'], check=True)")
+        for command, how in (
+            (["-I", "alone.py"], "-I"),
+            (["-E", "alone.py"], "-E"),
+            (["starts.py"], "-I, -E or -S or another PYTHONPATH"),
+        ):
+            with self.subTest(command):
+                out, said, peaks = self.started("python", *command)
+                self.assertEqual(out, "1048576 4194304\n")
+                self.assertRegex(
+                    said, rf"\Aconcertina: PyTorch keeps [^\n]* started with {how}, [^\n]*\n\Z"
+                )
+                # PyTorch's own allocator takes its segments from the library.
+                self.assertEqual(peaks, [20 << 20])
+
+    def test_a_gpu_that_is_in_use_already(self):
+        code = "import sys, torch\ntorch.ones(1, device='cuda')\nfrom concertina import hook"
+        late = self.write("late.py", f"{code}\nhook.watch()\nprint(torch.ones(3).sum())")
+        out, said, status = self.run_("python", late)
+        self.assertEqual((out, status), ("tensor(3.)\n", 0))
+        self.assertRegex(said, r"\Aconcertina: PyTorch keeps its own [^\n]* CUDA is initialised .*\n\Z")
 
     def test_without_a_gpu(self):
         self.environment = self.environment | {"STANDIN_DEVICES": "0"}

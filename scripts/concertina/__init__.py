@@ -5,15 +5,12 @@
 Call it before anything uses the GPU. ``concertina.stats()`` then says where the memory is.
 """
 
-import ctypes
-import json
+# Nothing that takes time to import: under `concertina run` every Python imports this.
 import os
-import pathlib
-import sys
 
 __all__ = ["install", "stats", "dump_stats", "library"]
 
-_HERE = pathlib.Path(__file__).resolve().parent
+_HERE = os.path.dirname(os.path.realpath(__file__))
 _library = None
 _installed = False
 
@@ -24,11 +21,12 @@ def library():
     named = os.environ.get("CONCERTINA_LIBRARY")
     if named:
         return named
-    beside = _HERE / "libconcertina.so"
-    built = _HERE.parent.parent / "target" / "release" / "libconcertina.so"
+    name = "libconcertina.so"
+    beside = os.path.join(_HERE, name)
+    built = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "target", "release", name)
     for path in (beside, built):
-        if path.exists():
-            return str(path)
+        if os.path.exists(path):
+            return path
     raise FileNotFoundError(
         f"libconcertina.so is neither at {beside} nor at {built}: "
         "build it with `cargo build --release`, or name it in CONCERTINA_LIBRARY"
@@ -38,6 +36,8 @@ def library():
 def _load():
     global _library
     if _library is None:
+        import ctypes
+
         _library = ctypes.CDLL(library())
         _library.concertina_stats_json.restype = ctypes.c_size_t
         _library.concertina_stats_json.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
@@ -61,10 +61,8 @@ def install():
             "concertina.install() comes too late: CUDA is initialised already; "
             "call it before anything uses the GPU"
         )
-    _load()
-    # The library fits PyTorch as it is loaded. Where it was loaded first, it has to look again.
-    if "_concertina" in sys.modules:
-        sys.modules["_concertina"].attach()
+    # The library fits PyTorch as it is loaded. Where it was loaded before, it has to look again.
+    _load().concertina_attach()
     allocator = torch.cuda.memory.CUDAPluggableAllocator(
         library(), "concertina_malloc", "concertina_free"
     )
@@ -74,6 +72,9 @@ def install():
 
 def stats():
     """The statistics as a dict: what ``CONCERTINA_STATS`` writes at exit, as it is now."""
+    import ctypes
+    import json
+
     lib = _load()
     length = lib.concertina_stats_json(None, 0)
     while True:

@@ -15,7 +15,7 @@ Runs a Python program with concertina as PyTorch's allocator for CUDA memory.
   python -m concertina SCRIPT [argument]…
   python -m concertina -m MODULE [argument]…
 
-Programs that it starts are not under concertina.
+Programs that it starts are not under concertina: `concertina run` takes those along.
 """
 
 

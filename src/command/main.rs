@@ -53,7 +53,8 @@ Exit status 1: a trace could not be read, or did not complete.
 const RUN_OPTIONS: &str = "--library, --stats, --relaxed, --limit, --help, --, COMMAND…";
 
 const RUN_HELP: &str = "\
-Runs a CUDA program with the library preloaded: what the program allocates comes from the pool.
+Runs a CUDA program, and what it starts, with its memory from the pool: the library is preloaded, and
+PyTorch gets it as its allocator.
 
   concertina run [options] [--] COMMAND…
 

@@ -1,16 +1,20 @@
-//! `concertina run`: starts a program with the library preloaded.
+//! `concertina run`: starts a program with the library preloaded, and has every Python that it is, or
+//! starts, attach concertina to PyTorch.
 
 use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{self, Command, ExitCode};
 
 /// The library's file name.
 const LIBRARY: &str = "libconcertina.so";
+
+/// The file that Python runs at its start, in the Python module's directory.
+const STARTUP: &str = "startup/sitecustomize.py";
 
 /// What to run, and how.
 #[derive(Default)]
@@ -33,7 +37,14 @@ pub fn run(options: &Options) -> (String, ExitCode) {
     };
     let mut command = Command::new(&options.command[0]);
     command.args(&options.command[1..]);
-    command.env("LD_PRELOAD", joined(&library, b":", "LD_PRELOAD"));
+    command.env("LD_PRELOAD", joined(&library, "LD_PRELOAD"));
+    command.env("CONCERTINA_LIBRARY", &library);
+    // The program will have the number of this process.
+    command.env("CONCERTINA_RUN", process::id().to_string());
+    // Without it a program that uses PyTorch on the GPU says so itself.
+    if let Some(startup) = startup(&library) {
+        command.env("PYTHONPATH", joined(&startup, "PYTHONPATH"));
+    }
     if let Some(stats) = &options.stats {
         command.env("CONCERTINA_STATS", stats);
     }
@@ -59,11 +70,11 @@ pub fn run(options: &Options) -> (String, ExitCode) {
     (format!("run: {program}: {error}"), ExitCode::from(status))
 }
 
-/// `first`, and behind it what the variable holds.
-fn joined(first: &Path, separator: &[u8], variable: &str) -> OsString {
+/// `first`, and behind it, after a colon, what the variable holds.
+fn joined(first: &Path, variable: &str) -> OsString {
     let mut joined = first.as_os_str().to_os_string();
     if let Some(rest) = env::var_os(variable).filter(|rest| !rest.is_empty()) {
-        joined.push(OsStr::from_bytes(separator));
+        joined.push(":");
         joined.push(rest);
     }
     joined
@@ -99,18 +110,36 @@ fn library(named: Option<&Path>) -> Result<PathBuf, String> {
 }
 
 fn beside_command() -> Option<PathBuf> {
-    let command = env::current_exe().ok()?;
-    let directory = command.parent()?;
+    let directory = own_directory()?;
     let places = [
         directory.join(LIBRARY),
         directory.join("../lib").join(LIBRARY),
     ];
-    let mut places = places.into_iter().chain(in_packages(directory));
+    let modules = modules(&directory).map(|module| module.join(LIBRARY));
+    let mut places = places.into_iter().chain(modules);
     places.find_map(|place| place.canonicalize().ok())
 }
 
-/// Where the library lies when pip has installed this command in `directory`: in the Python module.
-fn in_packages(directory: &Path) -> impl Iterator<Item = PathBuf> {
+/// The directory that Python is to look into at its start: in the Python module that the library lies
+/// in, or one that came with this command, or that of this source tree.
+fn startup(library: &Path) -> Option<PathBuf> {
+    let command = own_directory()?;
+    let beside = library.parent().map(Path::to_path_buf);
+    let source = command.join("../../scripts/concertina");
+    let modules = beside.into_iter().chain(modules(&command)).chain([source]);
+    let mut files = modules.filter_map(|module| module.join(STARTUP).canonicalize().ok());
+    let startup = files.next()?.parent()?.to_path_buf();
+    // A colon parts one path from the next.
+    let fits = !startup.as_os_str().as_bytes().contains(&b':');
+    fits.then_some(startup)
+}
+
+fn own_directory() -> Option<PathBuf> {
+    Some(env::current_exe().ok()?.parent()?.to_path_buf())
+}
+
+/// Where the Python module may lie when pip has installed this command in `directory`.
+fn modules(directory: &Path) -> impl Iterator<Item = PathBuf> {
     // `lib64` is Fedora's, `dist-packages` Debian's.
     let libraries = ["../lib", "../lib64"].map(|library| directory.join(library));
     let versions = libraries.into_iter().flat_map(fs::read_dir);
@@ -118,12 +147,7 @@ fn in_packages(directory: &Path) -> impl Iterator<Item = PathBuf> {
         .flat_map(|version| version.flatten())
         .filter(|version| version.file_name().as_bytes().starts_with(b"python"));
     pythons.flat_map(|python| {
-        ["site-packages", "dist-packages"].map(|packages| {
-            python
-                .path()
-                .join(packages)
-                .join("concertina")
-                .join(LIBRARY)
-        })
+        ["site-packages", "dist-packages"]
+            .map(|packages| python.path().join(packages).join("concertina"))
     })
 }

@@ -85,6 +85,8 @@ pub struct Script {
     pub failure: &'static str,
     /// It has been handed over.
     pub asked: AtomicBool,
+    /// It has run.
+    pub ran: AtomicBool,
 }
 
 /// The source of a script as a C string.
@@ -109,6 +111,7 @@ static EXIT: Script = Script {
     },
     failure: "os._exit could not be wrapped: it will leave no statistics",
     asked: AtomicBool::new(false),
+    ran: AtomicBool::new(false),
 };
 
 /// Asks the interpreter, if there is one and it runs, to make `os._exit` write the statistics where
@@ -131,7 +134,7 @@ extern "C" fn write_statistics() {
 }
 
 impl Script {
-    fn schedule(&'static self) {
+    pub fn schedule(&'static self) {
         if self.asked.load(Ordering::Relaxed) {
             return;
         }
@@ -151,8 +154,39 @@ impl Script {
         }
     }
 
-    /// Runs the script.
+    /// Runs the script here and now, in a process whose interpreter runs, unless it has run.
+    pub fn run_now(&self) {
+        let Some(python) = Interpreter::get() else {
+            return;
+        };
+        // SAFETY: any thread may ask whether the interpreter is initialised, and once it is, wait for
+        // its lock, which is let go of again.
+        unsafe {
+            if (python.Py_IsInitialized)() != 0 {
+                let state = (python.PyGILState_Ensure)();
+                self.run_once(python);
+                (python.PyGILState_Release)(state);
+            }
+        }
+    }
+
+    /// Runs the script unless it has run, and says so where it fails.
     ///
+    /// # Safety
+    /// The interpreter's lock must be held.
+    unsafe fn run_once(&self, python: &Interpreter) {
+        // SAFETY: as promised by the caller.
+        if !self.ran.swap(true, Ordering::Relaxed) && !unsafe { self.run(python) } {
+            message::say(self.failure);
+        }
+    }
+
+    /// Has the script run again, although it has run.
+    pub fn run_again(&self) {
+        self.ran.store(false, Ordering::Relaxed);
+        self.asked.store(false, Ordering::Relaxed);
+    }
+
     /// # Safety
     /// The interpreter's lock must be held.
     unsafe fn run(&self, python: &Interpreter) -> bool {
@@ -199,10 +233,9 @@ unsafe extern "C" fn pending(script: *mut c_void) -> c_int {
     guard((), || {
         // SAFETY: `schedule` handed over a static.
         let script = unsafe { &*script.cast::<Script>() };
-        // SAFETY: the interpreter's lock is held.
-        let ran = Interpreter::get().is_some_and(|python| unsafe { script.run(python) });
-        if !ran {
-            message::say(script.failure);
+        if let Some(python) = Interpreter::get() {
+            // SAFETY: the interpreter's lock is held.
+            unsafe { script.run_once(python) };
         }
     });
     0

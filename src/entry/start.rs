@@ -1,12 +1,13 @@
 //! What runs when the library is loaded, and when the process ends.
 
 use super::guard::guard;
-use super::{python, torch};
+use super::{launched, python, torch};
 use concertina_engine::runtime::lifecycle;
+use std::ffi::{c_char, c_int};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static START: extern "C" fn() = start;
+static START: unsafe extern "C" fn(c_int, *const *const c_char) = start;
 
 /// The last of a process's ends to run: after every function registered with `atexit` and every
 /// static destructor, where the last tensors may be freed.
@@ -14,7 +15,8 @@ static START: extern "C" fn() = start;
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = end;
 
-extern "C" fn start() {
+/// The C library calls it with the arguments of `main`.
+unsafe extern "C" fn start(count: c_int, arguments: *const *const c_char) {
     guard((), || {
         lifecycle::start(first_use);
         if lifecycle::wants_statistics() {
@@ -23,6 +25,8 @@ extern "C" fn start() {
             unsafe { libc::atexit(end) };
         }
         python::schedule();
+        // SAFETY: the arguments of `main` are so many strings, and stay.
+        unsafe { launched::at_start(count, arguments) };
     });
 }
 

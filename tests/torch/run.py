@@ -17,6 +17,8 @@ simulated GPU has seen nothing that a real one would punish. It runs once for ea
     install   concertina.install(), and then the case
     native    PyTorch's own allocator, to see that the case itself is right
 
+With --attach run, cases that can be installed run unmodified, as under `concertina run`.
+
 Lines in a case that begin with `#:` say how it is run:
 
     #: attach plain install     the ways to attach; these two where nothing is said
@@ -57,6 +59,7 @@ torch.cuda.memory.change_current_allocator(alloc)
 """,
     "install": "import concertina; concertina.install()\n",
     "native": "",
+    "run": "",
 }
 
 
@@ -193,10 +196,15 @@ class Place:
                 "STANDIN_DEVICES": str(case.devices),
                 "STANDIN_VIOLATIONS": str(violations),
             }
+            environment |= case.env
+            if attach == "run":
+                environment["LD_PRELOAD"] = self.library
+                startup = ROOT / "scripts/concertina/startup"
+                environment["PYTHONPATH"] = f"{startup}:{environment['PYTHONPATH']}"
             try:
                 ended = subprocess.run(
                     [self.python, program],
-                    env=environment | case.env,
+                    env=environment,
                     cwd=scratch,
                     capture_output=True,
                     text=True,
@@ -307,6 +315,8 @@ def main():
             print(f"SKIP {case.name}: {why}", flush=True)
             continue
         ways = [way for way in case.attach if options.attach in (None, way)]
+        if options.attach == "run" and "install" in case.attach:
+            ways = ["run"]
         runs += [(case, way) for way in ways]
     jobs = options.jobs or (1 if place.gpu else os.cpu_count())
     alone = [run for run in runs if place.gpu and run[0].alone]

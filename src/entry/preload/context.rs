@@ -3,7 +3,7 @@
 
 use super::breaks::is_broken;
 use super::{Answer, real};
-use crate::entry::python;
+use crate::entry::{launched, python, torch};
 use concertina_engine::driver;
 use concertina_engine::runtime::settings::Driver;
 use concertina_engine::runtime::{
@@ -84,8 +84,11 @@ fn take_up(context: usize) -> Option<&'static Device> {
     }
     lifecycle::begin();
     python::schedule_exit();
-    // What is set for PyTorch's allocator is PyTorch's, which may be what runs above us.
-    use_own_settings();
+    launched::at_first_use();
+    // What is set for PyTorch's allocator is PyTorch's own, where that is what runs above us.
+    if !torch::is_attached() {
+        use_own_settings();
+    }
     let allocator = allocator()?;
     if allocator.settings().driver == Driver::Sim {
         // Its memory is no GPU's.

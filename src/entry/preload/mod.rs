@@ -28,6 +28,8 @@ mod proc_address;
 mod query;
 mod real;
 
+pub use presence::is_on;
+
 use super::guard::guard;
 use concertina_engine::runtime::lifecycle;
 use list::interposed;

@@ -3,12 +3,16 @@
 
 use super::breaks::is_broken;
 use super::{Answer, attributes, context, real};
+use crate::entry::torch;
 
 /// The driver takes memory from a device in steps of this many bytes.
 const STEP: u64 = 2 << 20;
 
 /// `cuMemGetInfo`: what the pool holds beyond the program's blocks counts as free, since it would be
 /// given to whoever asks; a limit is all the memory that there is.
+///
+/// Where the pool is PyTorch's allocator, all it holds is taken: so it is with PyTorch's own, and
+/// programs add to what is free here what `torch.cuda.memory_reserved` tells them.
 pub fn memory_info(free: *mut usize, total: *mut usize) -> Answer {
     let status = real::call!(cuMemGetInfo_v2(free, total));
     let known = context::known_device().filter(|_| status == 0 && !is_broken("info"));
@@ -18,13 +22,16 @@ pub fn memory_info(free: *mut usize, total: *mut usize) -> Answer {
     let usage = device.usage();
     // SAFETY: the driver has written to both.
     let (free, total) = unsafe { (&mut *free, &mut *total) };
-    let live = usage.live.next_multiple_of(STEP);
+    let taken = match torch::is_attached() {
+        true => usage.reserved,
+        false => usage.live.next_multiple_of(STEP),
+    };
     *free = (*free + usage.reserved as usize)
-        .saturating_sub(live as usize)
+        .saturating_sub(taken as usize)
         .min(*total);
     if let Some(limit) = device.limit() {
         *total = (*total).min(limit as usize);
-        *free = (*free).min((limit as usize).saturating_sub(live as usize));
+        *free = (*free).min((limit as usize).saturating_sub(taken as usize));
     }
     Some(status)
 }

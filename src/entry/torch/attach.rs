@@ -36,6 +36,7 @@ pub static ATTACH: Script = Script {
     failure: "PyTorch's memory functions could not be fitted: they fail as under any pluggable \
               allocator",
     asked: AtomicBool::new(false),
+    ran: AtomicBool::new(false),
 };
 
 macro_rules! functions {
@@ -71,6 +72,16 @@ functions! {
     c"reading": history::reading;
     c"snapshot": history::snapshot;
     c"set_observer": set_observer;
+}
+
+/// Fits PyTorch's Python functions to the library now, in a process whose Python was started, or has
+/// imported torch, after the library was loaded, as it is under LD_PRELOAD. Does nothing where that is
+/// done, and without Python or torch.
+///
+/// Any thread may call it, and waits for the interpreter's lock if it does not hold it.
+#[unsafe(no_mangle)]
+pub extern "C" fn concertina_attach() {
+    guard((), || ATTACH.run_now());
 }
 
 /// The library is used for the first time. That may be by PyTorch, and nobody saw how it came to it.
@@ -153,5 +164,5 @@ pub fn observe(device: &Device, asked: usize, most: u64, free: u64) {
 
 /// PyTorch is not loaded yet: the script is to be run again.
 extern "C" fn later() {
-    ATTACH.asked.store(false, Ordering::Relaxed);
+    ATTACH.run_again();
 }

@@ -10,7 +10,7 @@ mod profiler;
 mod symbols;
 mod table;
 
-pub use attach::{ATTACH, attach_unless_done};
+pub use attach::{ATTACH, attach_unless_done, is_attached};
 
 use super::guard::guard;
 use concertina_engine::runtime::{
