@@ -82,6 +82,16 @@ assert total - free == torch.cuda.memory_reserved()
 print(both, torch.cuda.memory_allocated(), torch.cuda.memory_stats()["requested_bytes.all.current"])
 """
 
+LIMITED = """\
+import torch
+def show(): print("%d of %d" % tuple(bytes >> 20 for bytes in torch.cuda.mem_get_info()))
+show()
+try: torch.empty(80 << 20, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError as error: print(str(error)[:19])
+tensor = torch.empty(40 << 20, dtype=torch.uint8, device="cuda")
+show()
+"""
+
 
 class Installed(unittest.TestCase):
     """What pip made of the wheel, and a directory to work in."""
@@ -333,6 +343,17 @@ else:
                 )
                 # PyTorch's own allocator takes its segments from the library.
                 self.assertEqual(peaks, [20 << 20])
+
+    def test_a_limit(self):
+        """Under concertina, and under PyTorch's own allocator on top of it."""
+        packages = self.environment["PYTHONPATH"]
+        self.write("limited.py", f"import sys; sys.path.append({packages!r})\n{LIMITED}")
+        for options in [], ["-I"]:
+            with self.subTest(options):
+                out, said, status = self.run_(
+                    "concertina", "run", "--limit", "64", "--", "python", *options, "limited.py"
+                )
+                self.assertEqual((out, status), ("64 of 64\nCUDA out of memory.\n24 of 64\n", 0))
 
     def test_a_gpu_that_is_in_use_already(self):
         code = "import sys, torch\ntorch.ones(1, device='cuda')\nfrom concertina import hook"

@@ -7,7 +7,7 @@ use crate::entry::{launched, python, torch};
 use concertina_engine::driver;
 use concertina_engine::runtime::settings::Driver;
 use concertina_engine::runtime::{
-    Device, allocator, allocator_in_use, lifecycle, use_own_settings,
+    Device, allocator, allocator_in_use, lifecycle, process_settings, use_own_settings,
 };
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::Relaxed};
 
@@ -85,10 +85,7 @@ fn take_up(context: usize) -> Option<&'static Device> {
     lifecycle::begin();
     python::schedule_exit();
     launched::at_first_use();
-    // What is set for PyTorch's allocator is PyTorch's own, where that is what runs above us.
-    if !torch::is_attached() {
-        use_own_settings();
-    }
+    choose_settings();
     let allocator = allocator()?;
     if allocator.settings().driver == Driver::Sim {
         // Its memory is no GPU's.
@@ -106,6 +103,20 @@ fn take_up(context: usize) -> Option<&'static Device> {
     }
     primary.store(context, Relaxed);
     Some(device)
+}
+
+/// What is set for PyTorch's allocator is PyTorch's own, where that is what runs above us.
+fn choose_settings() {
+    if !torch::is_attached() {
+        use_own_settings();
+    }
+}
+
+/// Whether the process may hold only so much, which it is to see before it has allocated anything.
+pub fn is_limited() -> bool {
+    choose_settings();
+    let settings = process_settings();
+    settings.limit.is_some() || settings.per_process_memory_fraction < 1.0
 }
 
 /// The device whose primary context is the current one, `context`.

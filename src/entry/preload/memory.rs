@@ -67,7 +67,7 @@ pub fn hand_out(to: *mut u64, block: Result<u64, Box<OutOfMemory>>) -> Answer {
 }
 
 /// `cuMemAllocPitch`. How far apart the rows lie is the driver's to say: the first allocation of each
-/// width is its own, and those after it do as it did.
+/// width is its own, and those after it do as it did. Under a limit it is asked with a single row.
 pub fn allocate_pitch(
     address: *mut u64,
     pitch: *mut usize,
@@ -84,26 +84,47 @@ pub fn allocate_pitch(
     }
     let mut pitches = PITCHES.lock().unwrap_or_else(PoisonError::into_inner);
     let known = pitches.get_or_insert_default();
-    match known.get(&(width, element)).copied() {
-        Some(row) => {
-            drop(pitches);
-            let row = if is_broken("pitch") { width } else { row };
-            let answer = allocate(address, row.checked_mul(height)?);
-            if answer == Some(0) {
-                // SAFETY: the program's place for the pitch, which is not null.
-                unsafe { *pitch = row };
-            }
-            answer
+    let kind = (width, element);
+    let room = known.len() < WIDTHS;
+    let row = match known.get(&kind).copied() {
+        Some(row) => row,
+        None if room && context::is_limited() && context::device().is_some() => {
+            *known.entry(kind).or_insert(pitch_of(width, element)?)
         }
         None => {
             let status = real::call!(cuMemAllocPitch_v2(address, pitch, width, height, element));
-            if status == 0 && known.len() < WIDTHS {
+            if status == 0 && room {
                 // SAFETY: the driver wrote it just now.
-                known.insert((width, element), unsafe { *pitch });
+                known.insert(kind, unsafe { *pitch });
             }
-            Some(status)
+            return Some(status);
         }
+    };
+    drop(pitches);
+    let row = if is_broken("pitch") { width } else { row };
+    let answer = allocate(address, row.checked_mul(height)?);
+    if answer == Some(0) {
+        // SAFETY: the program's place for the pitch, which is not null.
+        unsafe { *pitch = row };
     }
+    answer
+}
+
+/// What the driver makes of one row.
+fn pitch_of(width: usize, element: c_uint) -> Option<usize> {
+    let (mut address, mut pitch) = (0, 0);
+    let status = real::call!(cuMemAllocPitch_v2(
+        &mut address,
+        &mut pitch,
+        width,
+        1,
+        element
+    ));
+    if status != 0 {
+        return None;
+    }
+    real::call!(cuMemFree_v2(address));
+    Some(pitch)
 }
 
 /// `cuMemFree`.

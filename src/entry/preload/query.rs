@@ -15,8 +15,14 @@ const STEP: u64 = 2 << 20;
 /// programs add to what is free here what `torch.cuda.memory_reserved` tells them.
 pub fn memory_info(free: *mut usize, total: *mut usize) -> Answer {
     let status = real::call!(cuMemGetInfo_v2(free, total));
-    let known = context::known_device().filter(|_| status == 0 && !is_broken("info"));
-    let Some(device) = known else {
+    if status != 0 || is_broken("info") {
+        return Some(status);
+    }
+    let device = match context::is_limited() {
+        true => context::device(),
+        false => context::known_device(),
+    };
+    let Some(device) = device else {
         return Some(status);
     };
     let usage = device.usage();

@@ -16,8 +16,16 @@ static void many_sizes(void) {
 
 int main(void) {
     void *one, *two;
+    size_t free, total, pitch;
+    device_address address;
+    SHOW(cudaMemGetInfo(&free, &total));
+    printf("%zu of %zu MiB\n", free / MIB, total / MIB);
+    SHOW(cudaMallocPitch(&one, &pitch, MIB, 65));
+    SHOW(cudaMallocPitch(&one, &pitch, 2 * MIB, 30));
+    SHOW(cudaMemGetInfo(&free, &total));
+    printf("%zu of %zu MiB\n", free / MIB, total / MIB);
+    SHOW(cudaFree(one));
     many_sizes();
-    size_t free, total;
     SHOW(cudaMalloc(&one, 40 * MIB));
     SHOW(cudaMemGetInfo(&free, &total));
     printf("%zu of %zu MiB\n", free / MIB, total / MIB);
@@ -27,5 +35,8 @@ int main(void) {
     SHOW(cudaMallocAsync(&one, 8 * MIB, NULL));
     SHOW(cudaFree(two));
     SHOW(cudaMallocAsync(&one, 8 * MIB, NULL));
+    SHOW(cudaGetLastError());
+    SHOW(cuMemAlloc_v2(&address, 17 * MIB));
+    SHOW(cuMemAlloc_v2(&address, 16 * MIB));
     return 0;
 }
