@@ -1,6 +1,6 @@
 //! Looking a block up by any address inside it.
 
-use super::block::State;
+use super::block::{Block, NONE, State};
 use super::gpu::Gpu;
 use super::pool::Pool;
 use super::stream::StreamKey;
@@ -18,30 +18,81 @@ pub struct Found {
     pub stream: StreamKey,
 }
 
+/// The memory that a block in use lies in, as the driver knows it. Nothing of it moves or goes back as
+/// long as the block is in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backing {
+    /// Where the first part begins.
+    pub start: u64,
+    /// Chunks by their handles, one behind the other, with their sizes in bytes; or one plain segment,
+    /// by its address.
+    pub parts: Vec<(u64, u64)>,
+    /// They are chunks.
+    pub mapped: bool,
+}
+
 impl<G: Gpu> Pool<G> {
     /// The block in use that holds the byte at `address`. Quick for a block's first byte; looks at
     /// every block for another.
     pub fn block_around(&self, address: u64) -> Option<Found> {
-        let start = self.table.get(&self.blocks, address);
-        let found =
-            match start {
-                super::block::NONE => self.blocks.iter().map(|(_, block)| block).find(|it| {
-                    it.state == State::Live && (it.address..it.end()).contains(&address)
-                })?,
-                start => &self.blocks[start],
-            };
-        Some(Found {
-            start: found.address,
-            size: found.size,
-            requested: found.detail,
-            stream: self.slots.get(found.slot).key,
+        self.live_around(address).map(|block| self.found(block))
+    }
+
+    fn live_around(&self, address: u64) -> Option<&Block> {
+        match self.table.get(&self.blocks, address) {
+            NONE => self
+                .blocks
+                .iter()
+                .map(|(_, block)| block)
+                .find(|it| it.state == State::Live && (it.address..it.end()).contains(&address)),
+            start => Some(&self.blocks[start]),
+        }
+    }
+
+    fn found(&self, block: &Block) -> Found {
+        Found {
+            start: block.address,
+            size: block.size,
+            requested: block.detail,
+            stream: self.slots.get(block.slot).key,
+        }
+    }
+
+    /// The memory behind the block in use that holds the byte at `address`.
+    pub fn backing(&self, address: u64) -> Option<Backing> {
+        let block = self.live_around(address)?;
+        let group = &self.groups[self.slots.get(block.slot).group as usize];
+        if self.granularity == 0 {
+            let mut first = block;
+            while first.prev != NONE {
+                first = &self.blocks[first.prev];
+            }
+            let size = *group.segments.get(&first.address)?;
+            return Some(Backing {
+                start: first.address,
+                parts: vec![(first.address, size)],
+                mapped: false,
+            });
+        }
+        let chunk = |address| Some(group.chunks.get(group.chunks.at(address)?));
+        let (start, mut end) = (chunk(block.address)?.home, block.address);
+        let mut parts = Vec::new();
+        while end < block.end() {
+            let chunk = chunk(end)?;
+            parts.push((chunk.handle, chunk.size));
+            end = chunk.home + chunk.size;
+        }
+        Some(Backing {
+            start,
+            parts,
+            mapped: true,
         })
     }
 
     /// No other stream uses the block that starts at `address` any more.
     pub fn unshare(&mut self, address: u64) {
         let id = self.table.get(&self.blocks, address);
-        if id != super::block::NONE {
+        if id != NONE {
             self.blocks[id].shared = false;
         }
     }
@@ -61,11 +112,6 @@ impl<G: Gpu> Pool<G> {
     pub fn blocks_in_use(&self) -> impl Iterator<Item = Found> {
         let live = self.blocks.iter().map(|(_, block)| block);
         live.filter(|block| block.state == State::Live)
-            .map(|block| Found {
-                start: block.address,
-                size: block.size,
-                requested: block.detail,
-                stream: self.slots.get(block.slot).key,
-            })
+            .map(|block| self.found(block))
     }
 }

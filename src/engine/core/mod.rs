@@ -36,7 +36,7 @@ pub use counters::{Class, Counters, Events, Flow, Tally, Usage};
 pub use gpu::{Event, Gpu, Handle, Refusal};
 pub use group::{GroupId, SHARED};
 pub use journal::{Happening, Journal};
-pub use look::Found;
+pub use look::{Backing, Found};
 pub use pool::{Live, Policy, Pool, Shortage, Tuning, Unknown};
 pub use segments::{Piece, Segment};
 pub use stream::StreamKey;

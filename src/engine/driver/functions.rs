@@ -14,6 +14,7 @@ macro_rules! driver_functions {
             cuDeviceGetAttribute: fn(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
             cuDeviceGetName: fn(name: *mut c_char, length: c_int, device: CUdevice);
             cuDeviceTotalMem_v2: fn(bytes: *mut usize, device: CUdevice);
+            cuDeviceGetUuid_v2: fn(uuid: *mut CUuuid, device: CUdevice);
             cuDeviceCanAccessPeer: fn(can: *mut c_int, device: CUdevice, peer: CUdevice);
             cuDevicePrimaryCtxRetain: fn(context: *mut CUcontext, device: CUdevice);
             cuCtxGetCurrent: fn(context: *mut CUcontext);
@@ -31,6 +32,11 @@ macro_rules! driver_functions {
             cuMemMap: fn(address: CUdeviceptr, size: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: c_ulonglong);
             cuMemUnmap: fn(address: CUdeviceptr, size: usize);
             cuMemSetAccess: fn(address: CUdeviceptr, size: usize, access: *const CUmemAccessDesc, count: usize);
+            cuMemExportToShareableHandle: fn(to: *mut c_void, handle: CUmemGenericAllocationHandle, kind: CUmemAllocationHandleType, flags: c_ulonglong);
+            cuMemImportFromShareableHandle: fn(handle: *mut CUmemGenericAllocationHandle, from: *mut c_void, kind: CUmemAllocationHandleType);
+            cuIpcGetMemHandle: fn(handle: *mut CUipcMemHandle, address: CUdeviceptr);
+            cuIpcOpenMemHandle_v2: fn(address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint);
+            cuIpcCloseMemHandle: fn(address: CUdeviceptr);
             cuEventCreate: fn(event: *mut CUevent, flags: c_uint);
             cuEventRecord: fn(event: CUevent, stream: CUstream);
             cuCtxRecordEvent: fn(context: CUcontext, event: CUevent);

@@ -2,8 +2,10 @@
 
 mod direct;
 mod later;
+mod sharing;
 
 pub use direct::Usage;
+pub use sharing::Shared;
 
 use later::Later;
 

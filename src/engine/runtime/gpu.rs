@@ -2,6 +2,7 @@
 
 use super::capture;
 use super::ledger::{Call, Ledger};
+use super::sharing::Spans;
 use crate::core::{Event, Gpu, Handle, Refusal, StreamKey};
 use crate::driver::Functions;
 use crate::driver::sys::*;
@@ -42,6 +43,10 @@ pub struct Properties {
     pub granularity: u64,
     /// This device and those that can reach its memory: all get access to what is mapped.
     pub reachable_by: Vec<CUdevice>,
+    /// Whether chunks can be made so that another process can have a file descriptor of them.
+    pub exportable: bool,
+    /// Tells the device from every other, in every process.
+    pub uuid: [u8; 16],
 }
 
 /// Something that the driver would not take back.
@@ -66,6 +71,8 @@ pub struct DriverGpu {
     pub capturing: bool,
     /// The same, but only while memory is found for the stream that is.
     attending: bool,
+    /// What other processes may ask for.
+    pub spans: Spans,
     /// The context is gone, and all its work with it: there is nothing to wait for.
     pub ended: bool,
 }
@@ -98,14 +105,19 @@ impl Properties {
                 return Err(failed("cuDevicePrimaryCtxRetain", status));
             }
         }
-        let mut mapping = 0;
-        let wanted = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
-        // SAFETY: as above.
-        let status = unsafe { (functions.cuDeviceGetAttribute)(&mut mapping, wanted, device) };
+        let can = |what| {
+            let mut value = 0;
+            // SAFETY: as above.
+            let status = unsafe { (functions.cuDeviceGetAttribute)(&mut value, what, device) };
+            status == 0 && value != 0
+        };
+        let exportable = can(
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+        );
         let mut granularity = 0;
-        if status == 0 && mapping != 0 {
+        if can(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) {
             let option = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-            let properties = allocation_properties(device);
+            let properties = allocation_properties(device, exportable);
             // SAFETY: as above.
             let status = unsafe {
                 (functions.cuMemGetAllocationGranularity)(&mut granularity, &properties, option)
@@ -126,6 +138,9 @@ impl Properties {
                 reachable_by.push(other);
             }
         }
+        let mut uuid = [0; 16];
+        // SAFETY: as above; a `CUuuid` is 16 bytes. Where the driver has none the name is all zeros.
+        unsafe { (functions.cuDeviceGetUuid_v2)(uuid.as_mut_ptr().cast(), device) };
         let name = name
             .iter()
             .take_while(|c| **c != 0)
@@ -138,17 +153,37 @@ impl Properties {
             total: total as u64,
             granularity: granularity as u64,
             reachable_by,
+            exportable,
+            uuid,
         })
     }
 }
 
-fn allocation_properties(device: CUdevice) -> CUmemAllocationProp {
+/// What a file descriptor of a chunk is called.
+pub const FILE: CUmemAllocationHandleType =
+    CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+fn allocation_properties(device: CUdevice, exportable: bool) -> CUmemAllocationProp {
     // SAFETY: the structure is plain data for which zeros are valid; CUDA asks for zeros in what
     // is not set.
     let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
     properties.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location = location(device);
+    if exportable {
+        properties.requestedHandleTypes = FILE;
+    }
     properties
+}
+
+/// Access of these devices, to read and to write.
+pub fn access_of(devices: &[CUdevice]) -> Vec<CUmemAccessDesc> {
+    devices
+        .iter()
+        .map(|device| CUmemAccessDesc {
+            location: location(*device),
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        })
+        .collect()
 }
 
 fn location(device: CUdevice) -> CUmemLocation {
@@ -255,7 +290,7 @@ fn thread_number() -> u64 {
 }
 
 /// Makes the device's primary context current until dropped, if it is not already.
-struct Current<'a> {
+pub struct Current<'a> {
     functions: &'a Functions,
     pushed: bool,
 }
@@ -270,7 +305,8 @@ impl Drop for Current<'_> {
     }
 }
 
-fn current<'a>(functions: &'a Functions, context: usize) -> Current<'a> {
+/// Makes the context current for this thread, until what it answers is dropped.
+pub fn current<'a>(functions: &'a Functions, context: usize) -> Current<'a> {
     let mut now: CUcontext = ptr::null_mut();
     // SAFETY: `now` outlives the call.
     let known = unsafe { (functions.cuCtxGetCurrent)(&mut now) } == 0;
@@ -287,14 +323,7 @@ fn current<'a>(functions: &'a Functions, context: usize) -> Current<'a> {
 
 impl DriverGpu {
     pub fn new(functions: Functions, properties: Arc<Properties>, ledger: Arc<Ledger>) -> Self {
-        let access = properties
-            .reachable_by
-            .iter()
-            .map(|device| CUmemAccessDesc {
-                location: location(*device),
-                flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-            })
-            .collect();
+        let access = access_of(&properties.reachable_by);
         DriverGpu {
             functions,
             properties,
@@ -304,6 +333,7 @@ impl DriverGpu {
             leftovers: Vec::new(),
             capturing: false,
             attending: false,
+            spans: Spans::default(),
             ended: false,
         }
     }
@@ -383,7 +413,10 @@ impl Gpu for DriverGpu {
             return Err(Refusal::OverLimit);
         }
         let mut handle = 0;
-        let properties = allocation_properties(self.properties.device);
+        let Properties {
+            device, exportable, ..
+        } = *self.properties;
+        let properties = allocation_properties(device, exportable);
         // SAFETY: both pointers are to locals.
         refusal(self.call(Call::Create, |f| unsafe {
             (f.cuMemCreate)(&mut handle, size as usize, &properties, 0)
@@ -393,6 +426,7 @@ impl Gpu for DriverGpu {
     }
 
     fn release(&mut self, chunk: Handle, size: u64) {
+        self.spans.forget(chunk);
         self.give_back(Leftover::Chunk {
             handle: chunk,
             size,
@@ -459,6 +493,7 @@ impl Gpu for DriverGpu {
     }
 
     fn free(&mut self, address: u64, size: u64) {
+        self.spans.forget(address);
         self.give_back(Leftover::Segment { address, size });
     }
 

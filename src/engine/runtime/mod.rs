@@ -13,12 +13,13 @@ mod lock;
 pub mod message;
 mod registry;
 pub mod settings;
+pub mod sharing;
 mod shelf;
 pub mod stats;
 
 pub use crate::core::Tuning;
 pub use crate::core::{Found, Refusal, Shortage};
-pub use device::{Device, Figures, OutOfMemory, PoolId, Route, UnknownPointer, Usage};
+pub use device::{Device, Figures, OutOfMemory, PoolId, Route, Shared, UnknownPointer, Usage};
 pub use ledger::{Call, CallFigures};
 pub use registry::{
     Allocator, allocator, allocator_in_use, process_settings, record_history, use_own_settings,

@@ -3,6 +3,7 @@
 //! `torch.OutOfMemoryError` is `c10::OutOfMemoryError`: a `c10::Error` with another table of virtual
 //! functions. Its constructor is inline, so the object is made as `c10::Error` and given that table.
 
+use super::cxx::CxxString;
 use super::symbols::Library;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::mem::transmute;
@@ -16,9 +17,6 @@ pub enum Failure {
     Other(String),
 }
 
-/// The longest text that `std::string` keeps inside itself.
-const INSIDE: usize = 15;
-
 /// Memory for the exception: more than any `c10::Error` needs (128 bytes in PyTorch 2.11).
 const ROOM: usize = 4096;
 
@@ -31,15 +29,6 @@ struct SourceLocation {
     line: u32,
 }
 
-/// `std::string` of libstdc++'s present ABI.
-#[repr(C)]
-struct CxxString {
-    text: *mut u8,
-    length: usize,
-    /// The capacity where the text lies outside; else the text.
-    capacity: [usize; 2],
-}
-
 type Construct = unsafe extern "C-unwind" fn(*mut c_void, SourceLocation, *mut CxxString);
 type Throw = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, *mut c_void) -> !;
 type Fail = unsafe extern "C-unwind" fn(*const c_char, *const c_char, u32, *const c_char);
@@ -47,7 +36,6 @@ type Fail = unsafe extern "C-unwind" fn(*const c_char, *const c_char, u32, *cons
 /// All that it takes to throw `c10::OutOfMemoryError`.
 struct OutOfMemoryError {
     allocate_exception: unsafe extern "C" fn(usize) -> *mut c_void,
-    new: unsafe extern "C-unwind" fn(usize) -> *mut c_void,
     construct: Construct,
     throw: Throw,
     /// The first virtual function; the table's first is the complete destructor.
@@ -74,9 +62,6 @@ impl OutOfMemoryError {
                     *mut c_void,
                     unsafe extern "C" fn(usize) -> *mut c_void,
                 >(cxx.symbol(c"__cxa_allocate_exception")?),
-                new: transmute::<*mut c_void, unsafe extern "C-unwind" fn(usize) -> *mut c_void>(
-                    cxx.symbol(c"_Znwm")?,
-                ),
                 construct: transmute::<*mut c_void, Construct>(c10.symbol(
                     c"_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
                 )?),
@@ -92,25 +77,14 @@ impl OutOfMemoryError {
         FOUND.get_or_init(OutOfMemoryError::find).as_ref()
     }
 
-    /// The message has to be longer than [`INSIDE`].
-    ///
     /// # Safety
     /// Every frame up to PyTorch's must let a C++ exception through.
-    unsafe fn throw(&self, message: String) -> ! {
-        // SAFETY: the string is made as libstdc++ would make it; the constructor takes its text
-        // over, so that nothing of it is left to be freed. The exception is big enough, and it is
-        // thrown with its own type and destructor.
+    unsafe fn throw(&self, mut message: CxxString) -> ! {
+        // SAFETY: the constructor takes the string's text over, so that nothing of it is left to be
+        // freed. The exception is big enough, and it is thrown with its own type and destructor.
         unsafe {
-            let text = (self.new)(message.len() + 1).cast::<u8>();
-            text.copy_from_nonoverlapping(message.as_ptr(), message.len());
-            *text.add(message.len()) = 0;
-            let mut owned = CxxString {
-                text,
-                length: message.len(),
-                capacity: [message.len(), 0],
-            };
             let exception = (self.allocate_exception)(ROOM);
-            (self.construct)(exception, here(), &mut owned);
+            (self.construct)(exception, here(), &mut message);
             exception.cast::<*const *mut c_void>().write(self.table);
             (self.throw)(exception, self.type_info, *self.table)
         }
@@ -139,11 +113,16 @@ pub fn can_say_out_of_memory() -> bool {
 /// Every frame up to PyTorch's must let a C++ exception through.
 pub unsafe fn raise(failure: Failure) -> String {
     let message = match failure {
-        Failure::OutOfMemory(message) => match OutOfMemoryError::get() {
-            // SAFETY: as promised by the caller.
-            Some(error) if message.len() > INSIDE => unsafe { error.throw(message) },
-            _ => message,
-        },
+        Failure::OutOfMemory(message) => {
+            if let Some(error) = OutOfMemoryError::get()
+                && let Some(text) = CxxString::of(message.as_bytes())
+            {
+                drop(message);
+                // SAFETY: as promised by the caller.
+                unsafe { error.throw(text) }
+            }
+            message
+        }
         Failure::Other(message) => message,
     };
     let fail = Library::loaded(c"libc10.so")

@@ -2,11 +2,13 @@
 //! (`torch::cuda::CUDAPluggableAllocator` in PyTorch's `CUDAPluggableAllocator.h`).
 
 mod attach;
+mod cxx;
 mod error;
 mod filter;
 mod history;
 mod memory;
 mod profiler;
+mod sharing;
 mod symbols;
 mod table;
 
@@ -93,7 +95,11 @@ unsafe extern "C-unwind" fn allocate(
     device: c_int,
     stream: *mut CUstream_st,
 ) -> *mut c_void {
-    match guard(Err(None), || obtain(size, device, stream)) {
+    let mut found = guard(Err(None), || obtain(size, device, stream));
+    if found.is_err() && sharing::collect() {
+        found = guard(Err(None), || obtain(size, device, stream));
+    }
+    match found {
         Ok(pointer) => {
             if is_watched() {
                 guard((), || tell_allocated(pointer, size, device, stream));

@@ -10,7 +10,7 @@ use super::{
     CUstream_st, allocate, concertina_begin_allocate_to_pool, concertina_empty_cache,
     concertina_end_allocate_to_pool, concertina_free, concertina_malloc,
     concertina_memory_fraction, concertina_pool_id, concertina_record_stream,
-    concertina_release_pool, memory, release, usable,
+    concertina_release_pool, memory, release, sharing, usable,
 };
 use crate::entry::guard::guard;
 use std::ffi::{CStr, c_double, c_int, c_void};
@@ -26,8 +26,11 @@ enum Place {
     /// So many places after [`RELEASE_POOL`]. The five functions between it and [`SHARE_IPC_HANDLE`]
     /// have no symbols, so both ends must be where they are known to be.
     Between(usize),
+    /// As [`Of`], for a function that returns an object of a class. Ours take the room for it as their
+    /// first argument, which is how it is passed on x86-64 and, say, not on AArch64.
+    Returns(&'static CStr),
 }
-use Place::{Between, Of};
+use Place::{Between, Of, Returns};
 
 struct Slot {
     place: Place,
@@ -82,6 +85,9 @@ slots! {
     Between(2), create_or_incref_pool, "torch.cuda.MemPool";
     Between(3), set_use_on_oom, "torch.cuda.MemPool";
     Between(4), set_no_split, "torch.cuda.MemPool";
+    Returns(SHARE_IPC_HANDLE), sharing::share_ipc_handle, "torch.multiprocessing";
+    Returns(member!("12getIpcDevPtrENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE")),
+        sharing::get_ipc_dev_ptr, "torch.multiprocessing";
 }
 
 /// Words before the first function of a table: the object's offset, and its type.
@@ -166,6 +172,8 @@ impl Object {
     fn place(&self, place: &Place) -> Option<usize> {
         match place {
             Of(name) => self.place_of(name),
+            Returns(name) if cfg!(target_arch = "x86_64") => self.place_of(name),
+            Returns(_) => None,
             Between(after) => {
                 let start = self.place_of(RELEASE_POOL)?;
                 let end = self.place_of(SHARE_IPC_HANDLE)?;

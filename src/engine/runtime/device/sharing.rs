@@ -1,0 +1,235 @@
+//! A device's memory for other processes, and theirs for this one: the driver calls of both.
+
+use super::{Device, State};
+use crate::core::Gpu;
+use crate::driver::sys::*;
+use crate::runtime::gpu::{FILE, access_of, current};
+use crate::runtime::ledger::Call;
+use crate::runtime::sharing::{self, Export, Handle, SegmentHandle, Span, Unshared};
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, the one flag that there is.
+const LAZY_PEER_ACCESS: u32 = 1;
+
+/// A block in use as other processes can find it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shared {
+    span: u64,
+    /// Where the block starts.
+    pub start: u64,
+    /// Bytes from the span's start to the block's.
+    pub offset: u64,
+    /// The address of the plain segment that it lies in, if it does.
+    pub segment: Option<u64>,
+}
+
+impl Device {
+    /// Where other processes can find the block in use around `address`. They can as long as it is in
+    /// use.
+    pub fn share(&self, address: u64) -> Result<Shared, Unshared> {
+        let mut state = self.settled();
+        let State { pool, .. } = &mut *state;
+        let start = pool.block_around(address).ok_or(Unshared::Unknown)?.start;
+        let backing = pool.backing(start).ok_or(Unshared::Unknown)?;
+        if backing.mapped && !self.properties.exportable {
+            return Err(Unshared::Forbidden(format!(
+                "{} cannot share mapped memory: set expandable_segments:False",
+                self.properties.name
+            )));
+        }
+        let segment = (!backing.mapped).then_some(backing.start);
+        Ok(Shared {
+            span: pool.gpu_mut().spans.number(backing.parts, backing.mapped),
+            start,
+            offset: start - backing.start,
+            segment,
+        })
+    }
+
+    /// The handle of the whole span that a block lies in, for other processes with this library, whose
+    /// questions are answered from now on.
+    pub fn handle_of_span(&self, shared: &Shared) -> Result<Handle, Unshared> {
+        Handle::new(self.properties.uuid, shared.span, 0, 0)
+    }
+
+    /// The handle of a block that was given away under a number: good until it is freed.
+    pub fn handle_of_block(&self, shared: &Shared, given: u64) -> Result<Handle, Unshared> {
+        Handle::new(self.properties.uuid, shared.span, shared.offset, given)
+    }
+
+    /// CUDA's own handle for a plain segment.
+    pub fn segment_handle(&self, segment: u64) -> Result<SegmentHandle, Unshared> {
+        self.ask_segment_handle(segment)
+            .map_err(|status| self.failure("cuIpcGetMemHandle", status))
+    }
+
+    fn ask_segment_handle(&self, segment: u64) -> Result<SegmentHandle, u32> {
+        let mut handle = [0; sharing::HANDLE_SIZE];
+        let _current = current(&self.functions, self.properties.context);
+        // SAFETY: `handle` outlives the call and is as large as CUDA's.
+        let status =
+            unsafe { (self.functions.cuIpcGetMemHandle)(handle.as_mut_ptr().cast(), segment) };
+        match status {
+            0 => Ok(handle),
+            status => Err(status),
+        }
+    }
+
+    /// What another process needs of a span: descriptors of at most `most` chunks from the `first` on,
+    /// or the segment's handle. `None` where the span is not this device's.
+    pub(in crate::runtime) fn export(
+        &self,
+        span: u64,
+        first: usize,
+        most: usize,
+    ) -> Option<(Arc<Span>, Export)> {
+        // Held to the end: what is exported may not go back to the driver meanwhile.
+        let state = self.state.lock();
+        let span = state.pool.gpu().spans.get(span)?;
+        if !span.mapped {
+            let export = match self.ask_segment_handle(span.parts[0].0) {
+                Ok(handle) => Export::Segment(handle),
+                Err(status) => Export::Failed(status),
+            };
+            return Some((span, export));
+        }
+        let mut files = Vec::new();
+        for (chunk, _) in span.parts.iter().skip(first).take(most) {
+            let mut file = -1;
+            let status = self.call(Call::Export, |f| {
+                // SAFETY: a chunk that the pool holds, made to be exported; room for a descriptor.
+                unsafe { (f.cuMemExportToShareableHandle)((&raw mut file).cast(), *chunk, FILE, 0) }
+            });
+            if status != 0 {
+                return Some((span, Export::Failed(status)));
+            }
+            // SAFETY: the driver made the descriptor for the caller.
+            files.push(unsafe { OwnedFd::from_raw_fd(file) });
+        }
+        Some((span, Export::Chunks(files)))
+    }
+
+    /// Reserves addresses for memory of another process.
+    pub(in crate::runtime) fn reserve_shared(&self, bytes: u64) -> Result<u64, Unshared> {
+        let mut address = 0;
+        let status = self.call(Call::Reserve, |f| {
+            // SAFETY: `address` outlives the call.
+            unsafe { (f.cuMemAddressReserve)(&mut address, bytes as usize, 0, 0, 0) }
+        });
+        self.done("cuMemAddressReserve", status).map(|()| address)
+    }
+
+    /// Maps a chunk of another process at reserved addresses. No device has access yet.
+    pub(in crate::runtime) fn map_shared(
+        &self,
+        address: u64,
+        size: u64,
+        file: &OwnedFd,
+    ) -> Result<(), Unshared> {
+        let mut chunk = 0;
+        let status = self.call(Call::Import, |f| {
+            // SAFETY: `chunk` outlives the call; a descriptor goes by its number.
+            unsafe {
+                let file = file.as_raw_fd() as usize as *mut c_void;
+                (f.cuMemImportFromShareableHandle)(&mut chunk, file, FILE)
+            }
+        });
+        self.done("cuMemImportFromShareableHandle", status)?;
+        let status = self.call(Call::Map, |f| {
+            // SAFETY: the caller's addresses, where nothing is mapped, and a chunk of that size.
+            unsafe { (f.cuMemMap)(address, size as usize, 0, chunk, 0) }
+        });
+        // The mapping holds the memory from here on.
+        self.call(Call::Release, |f| {
+            // SAFETY: what was imported just now.
+            unsafe { (f.cuMemRelease)(chunk) }
+        });
+        self.done("cuMemMap", status)
+    }
+
+    /// Opens what was mapped to this device, and if it is the memory's own, to all that reach it.
+    pub(in crate::runtime) fn open_shared(
+        &self,
+        address: u64,
+        bytes: u64,
+        home: [u8; 16],
+    ) -> Result<(), Unshared> {
+        let access = match home == self.properties.uuid {
+            true => access_of(&self.properties.reachable_by),
+            false => access_of(&[self.properties.device]),
+        };
+        let status = self.call(Call::SetAccess, |f| {
+            // SAFETY: mappings that make up this range; `access` outlives the call.
+            unsafe { (f.cuMemSetAccess)(address, bytes as usize, access.as_ptr(), access.len()) }
+        });
+        self.done("cuMemSetAccess", status)
+    }
+
+    /// Takes the first `mapped` of reserved `bytes` down, and gives the addresses back. Nothing uses
+    /// them any more.
+    pub(in crate::runtime) fn unmap_shared(&self, address: u64, mapped: u64, bytes: u64) {
+        let unmapped = mapped == 0
+            || self.call(Call::Unmap, |f| {
+                // SAFETY: whole mappings of another process's memory, which nothing uses any more.
+                unsafe { (f.cuMemUnmap)(address, mapped as usize) }
+            }) == 0;
+        // Otherwise the driver is going away, and takes them along.
+        if unmapped {
+            self.call(Call::FreeAddress, |f| {
+                // SAFETY: reserved for this, and nothing is mapped there.
+                unsafe { (f.cuMemAddressFree)(address, bytes as usize) }
+            });
+        }
+    }
+
+    /// Opens a plain segment of another process.
+    pub(in crate::runtime) fn open_segment(&self, handle: &SegmentHandle) -> Result<u64, Unshared> {
+        // SAFETY: as many bytes, of which any make a handle.
+        let handle = unsafe { std::mem::transmute::<SegmentHandle, CUipcMemHandle>(*handle) };
+        let mut address = 0;
+        // Forbidden while any stream is captured unless this thread says otherwise: it is no part of it.
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let status = self.call(Call::OpenShared, |f| {
+            // SAFETY: `address` and `mode` outlive the calls; the second exchange undoes the first.
+            unsafe {
+                (f.cuThreadExchangeStreamCaptureMode)(&mut mode);
+                let status = (f.cuIpcOpenMemHandle_v2)(&mut address, handle, LAZY_PEER_ACCESS);
+                (f.cuThreadExchangeStreamCaptureMode)(&mut mode);
+                status
+            }
+        });
+        self.done("cuIpcOpenMemHandle", status).map(|()| address)
+    }
+
+    /// Closes it once. Nothing uses it any more, as far as this one opening goes.
+    pub(in crate::runtime) fn close_segment(&self, address: u64) {
+        let _current = current(&self.functions, self.properties.context);
+        // SAFETY: what `open_segment` opened.
+        unsafe { (self.functions.cuIpcCloseMemHandle)(address) };
+    }
+
+    /// Whether the device can be waited for now: not in a capture.
+    pub(in crate::runtime) fn may_wait(&self) -> bool {
+        self.state.lock().pool.gpu().may_wait()
+    }
+
+    /// A counted call in the device's context.
+    fn call(&self, call: Call, body: impl FnOnce(&crate::driver::Functions) -> u32) -> u32 {
+        let _current = current(&self.functions, self.properties.context);
+        self.ledger.call(call, || body(&self.functions))
+    }
+
+    fn done(&self, call: &str, status: u32) -> Result<(), Unshared> {
+        match status {
+            0 => Ok(()),
+            status => Err(self.failure(call, status)),
+        }
+    }
+
+    fn failure(&self, call: &str, status: u32) -> Unshared {
+        let error = self.functions.error_name(status);
+        Unshared::Forbidden(format!("{call} failed: {error}"))
+    }
+}

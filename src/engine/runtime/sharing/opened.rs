@@ -1,0 +1,196 @@
+//! Memory of other processes that is mapped here. Each span is mapped once, however much of it is open,
+//! and stays as long as anybody holds it.
+
+use super::super::device::Device;
+use super::socket::{Answer, Question, ask};
+use super::{Handle, SegmentHandle, Unshared};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+
+/// What is open, as far as it is held.
+static OPEN: Mutex<Option<HashMap<Key, Weak<Opened>>>> = Mutex::new(None);
+
+/// What nobody holds any more, but could not be taken down because of a capture.
+static LATE: Mutex<Vec<Mapping>> = Mutex::new(Vec::new());
+
+/// A span of a process, or a plain segment, in the context of one device.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Key {
+    Span([u8; 16], u64, i32),
+    Segment(SegmentHandle, i32),
+}
+
+enum Kind {
+    /// Chunks at reserved addresses, as many bytes as are mapped.
+    Chunks { mapped: u64 },
+    /// What CUDA opened.
+    Segment,
+}
+
+struct Mapping {
+    device: &'static Device,
+    address: u64,
+    bytes: u64,
+    kind: Kind,
+}
+
+/// Memory of another process. It can be used until this is dropped, which waits for the device: work
+/// that uses it may still run.
+pub struct Opened {
+    /// Taken when it is dropped.
+    mapping: Option<Mapping>,
+    address: u64,
+}
+
+impl Opened {
+    fn new(mapping: Mapping) -> Opened {
+        Opened {
+            address: mapping.address,
+            mapping: Some(mapping),
+        }
+    }
+
+    /// Where it starts here.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let Some(mapping) = self.mapping.take() {
+            take_down(mapping);
+        }
+        take_down_late();
+    }
+}
+
+/// In a capture it is put off: a wait would end that.
+fn take_down(mapping: Mapping) {
+    let Mapping {
+        device,
+        address,
+        bytes,
+        kind,
+    } = &mapping;
+    if !device.may_wait() {
+        LATE.lock().push(mapping);
+        return;
+    }
+    // Where the work has failed, or the driver is gone, there is nothing to wait for.
+    device.synchronize();
+    match kind {
+        Kind::Chunks { mapped } => device.unmap_shared(*address, *mapped, *bytes),
+        Kind::Segment => device.close_segment(*address),
+    }
+}
+
+fn take_down_late() {
+    let late = std::mem::take(&mut *LATE.lock());
+    late.into_iter().for_each(take_down);
+}
+
+/// Opens the span of a handle, in the context of a device of this process.
+pub fn open(device: &'static Device, handle: &Handle) -> Result<Arc<Opened>, Unshared> {
+    take_down_late();
+    let key = Key::Span(handle.process, handle.span, device.ordinal());
+    once(key, || {
+        let (first, files) = ask(&handle.process, question(handle, 0))?;
+        if let Some(segment) = first.segment() {
+            return segment_of(device, &segment);
+        }
+        let mut opened = Opened::new(Mapping {
+            device,
+            address: device.reserve_shared(first.bytes)?,
+            bytes: first.bytes,
+            kind: Kind::Chunks { mapped: 0 },
+        });
+        let mut at = map(&mut opened, &first, files)?;
+        while at < first.parts {
+            let (next, files) = ask(&handle.process, question(handle, at))?;
+            let more = map(&mut opened, &next, files)?;
+            if more == 0 {
+                return Err(Unshared::Gone);
+            }
+            at += more;
+        }
+        device.open_shared(opened.address, first.bytes, handle.device)?;
+        Ok(opened)
+    })
+}
+
+/// The same for memory that was given away under a number, if it still is; also says its bytes.
+pub fn open_given(
+    device: &'static Device,
+    handle: &Handle,
+) -> Result<(Arc<Opened>, u64), Unshared> {
+    let (answer, _) = ask(&handle.process, question(handle, Question::NO_FILES))?;
+    Ok((open(device, handle)?, answer.size))
+}
+
+/// Opens a plain segment of another process by CUDA's own handle.
+pub fn open_segment(
+    device: &'static Device,
+    handle: &SegmentHandle,
+) -> Result<Arc<Opened>, Unshared> {
+    take_down_late();
+    let key = Key::Segment(*handle, device.ordinal());
+    once(key, || segment_of(device, handle))
+}
+
+fn segment_of(device: &'static Device, handle: &SegmentHandle) -> Result<Opened, Unshared> {
+    Ok(Opened::new(Mapping {
+        device,
+        address: device.open_segment(handle)?,
+        bytes: 0,
+        kind: Kind::Segment,
+    }))
+}
+
+fn question(handle: &Handle, first: u64) -> Question {
+    Question {
+        span: handle.span,
+        given: handle.given,
+        first,
+    }
+}
+
+/// What is open under the key, or else what `open` makes.
+fn once(
+    key: Key,
+    open: impl FnOnce() -> Result<Opened, Unshared>,
+) -> Result<Arc<Opened>, Unshared> {
+    let mut all = OPEN.lock();
+    let all = all.get_or_insert_default();
+    if let Some(opened) = all.get(&key).and_then(Weak::upgrade) {
+        return Ok(opened);
+    }
+    all.retain(|_, opened| opened.strong_count() > 0);
+    let opened = Arc::new(open()?);
+    all.insert(key, Arc::downgrade(&opened));
+    Ok(opened)
+}
+
+/// Maps chunks behind those that are mapped; how many.
+fn map(opened: &mut Opened, answer: &Answer, files: Vec<OwnedFd>) -> Result<u64, Unshared> {
+    let Some(Mapping {
+        device,
+        address,
+        bytes,
+        kind: Kind::Chunks { mapped },
+    }) = &mut opened.mapping
+    else {
+        return Err(Unshared::Gone);
+    };
+    let count = files.len() as u64;
+    for (size, file) in answer.sizes.iter().zip(files) {
+        if *size > *bytes - *mapped {
+            return Err(Unshared::Gone);
+        }
+        device.map_shared(*address + *mapped, *size, &file)?;
+        *mapped += size;
+    }
+    Ok(count)
+}
