@@ -16,6 +16,7 @@ use super::lock::{Apart, Guard, Lock};
 use super::message;
 use super::settings::{RoundUp, Settings};
 use super::shelf::{Habits, Place, Shelf, Shelves};
+use super::together::Together;
 use crate::core::{
     BLOCK, Counters, GroupId, Piece, Policy, Pool, Refusal, SHARED, Segment, Shortage, StreamKey,
 };
@@ -112,6 +113,7 @@ pub struct Device {
     /// Some allocations go to private pools.
     routed: AtomicBool,
     shelves: Shelves,
+    waits: Apart<Together>,
     state: Apart<Lock<State>>,
 }
 
@@ -230,6 +232,7 @@ impl Device {
             fraction: AtomicU64::new(settings.per_process_memory_fraction.to_bits()),
             routed: AtomicBool::new(false),
             shelves: Shelves::new(),
+            waits: Apart(Together::default()),
             state: Apart(Lock::new(state)),
         })
     }

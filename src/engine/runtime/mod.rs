@@ -16,6 +16,7 @@ pub mod settings;
 pub mod sharing;
 mod shelf;
 pub mod stats;
+mod together;
 
 pub use crate::core::Tuning;
 pub use crate::core::{Found, Refusal, Shortage};

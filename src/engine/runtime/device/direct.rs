@@ -3,6 +3,7 @@
 
 use super::{Device, OutOfMemory, State, UnknownPointer};
 use crate::core::{Found, Gpu, StreamKey};
+use crate::runtime::capture;
 use crate::runtime::gpu::{UNORDERED, stream_key, synchronize};
 use crate::runtime::shelf::Place;
 
@@ -166,10 +167,16 @@ impl Device {
         }
     }
 
-    /// Waits for all work of the device, on every stream. The driver's status, 0 for success.
+    /// Waits for all work of the device, on every stream. The driver's status, 0 for success. Threads
+    /// that wait at the same time share the driver's wait, but not while a stream is being captured:
+    /// then the answer depends on who asks.
     #[inline]
     pub fn synchronize(&self) -> u32 {
-        synchronize(&self.functions, self.properties.context)
+        let wait = || synchronize(&self.functions, self.properties.context);
+        match capture::is_on() {
+            false => self.waits.0.wait(wait),
+            true => wait(),
+        }
     }
 
     /// Takes back every block and gives all memory back to the driver: the context that they were
