@@ -322,6 +322,8 @@ cases! {
     a_context_that_is_released: "release" [], [], Some(6), ["reset"];
     threads: "threads" [], [], Some(1600), ["pool"];
     threads_and_streams: "mixed" [], [HELD], None, ["wait"];
+    memory_in_another_process: "shared" [], [], Some(5), ["ipc", "ipc offset", "ipc count", "ipc freed"];
+    segments_in_another_process: "shared" [], [("CONCERTINA_CONF", "expandable_segments:False")], Some(5), ["ipc", "ipc offset"];
     a_process_that_returns: "processes" ["return"], [], Some(2), ["pool"];
     a_process_that_exits: "processes" ["exit"], [], Some(2), ["pool"];
     a_process_that_leaves_at_once: "processes" ["_exit"], [], None, [];
@@ -547,6 +549,24 @@ fn relaxed_frees_change_nothing_but_when_they_return() {
         assert_eq!(preloaded, bare, "{program}");
         assert!(pooled > 0, "{program}");
     }
+}
+
+/// A process without the library cannot open what one with it shares, and nobody knows; a setting makes
+/// it CUDA's own.
+#[test]
+fn what_nobody_could_open_is_explained() {
+    let case = Case::of("handle");
+    let trial = Trial::new("handle", &case);
+    let (bare, _) = trial.run(None, &[]);
+    let (said, pooled) = trial.run(Some(library()), &[]);
+    let explained: Vec<&str> = said.lines().filter(|it| !bare.contains(it)).collect();
+    assert!(
+        explained.len() == 1 && explained[0].contains("CONCERTINA_CONF=ipc:True"),
+        "{said}"
+    );
+    assert_eq!(pooled, 1);
+    let with = [("CONCERTINA_CONF", "ipc:True")];
+    assert_eq!(trial.run(Some(library()), &with), (bare, 0));
 }
 
 #[test]

@@ -243,7 +243,7 @@ table! {
     "ipc", Kind::Bool, "False",
         sets!(ipc, Bool(yes) => yes),
         "with `LD_PRELOAD`: `True` leaves cudaMalloc's memory to CUDA, so that \
-         cudaIpcGetMemHandle can share it with other processes";
+         cudaIpcGetMemHandle can share it with processes that do not have the library, too";
     "garbage_collection_threshold", Kind::Fraction, "0.0", Effect::Nothing, "";
     "max_split_size_mb", Kind::Megabytes { at_least: 20, multiple_of: 1 }, "none",
         Effect::Nothing, "";

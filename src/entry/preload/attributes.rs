@@ -4,12 +4,13 @@
 use super::breaks::is_broken;
 use super::memory::INVALID_VALUE;
 use super::ordered::default_pool;
-use super::{Answer, real};
-use concertina_engine::runtime::{Device, Found, allocator_in_use, message};
+use super::{Answer, real, sharing};
+use concertina_engine::runtime::sharing as shared;
+use concertina_engine::runtime::{Device, Found, allocator_in_use};
 use std::collections::HashMap;
 use std::ffi::{c_uint, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 /// `CUpointer_attribute` in `cuda.h`.
@@ -21,10 +22,11 @@ const MEMORY_POOL: c_uint = 17;
 const MAPPING_SIZE: c_uint = 18;
 const MAPPING_BASE: c_uint = 19;
 
-/// The block in use around an address, and its device.
+/// The block in use around an address, also one of another process that is open here, and its device.
 pub fn block(address: u64) -> Option<(&'static Device, Found)> {
     let mut devices = allocator_in_use()?.open_devices();
-    devices.find_map(|device| Some((device, device.find(address)?)))
+    let own = devices.find_map(|device| Some((device, device.find(address)?)));
+    own.or_else(|| sharing::around(address))
 }
 
 /// `cuPointerGetAttribute`.
@@ -97,10 +99,13 @@ fn buffer_id(address: u64) -> u64 {
         .or_insert_with(|| NEXT_ID.fetch_add(1, Relaxed))
 }
 
-/// The block at `address` is being freed: the next one there has another number. One relaxed load
-/// where no numbers were asked for.
+/// The block at `address` is being freed: the next one there has another number, and no process opens
+/// this one any more. A relaxed load each where nobody asked for such things.
 #[inline]
 pub fn forget(address: u64) {
+    if !is_broken("ipc freed") {
+        shared::forget(address);
+    }
     if NEXT_ID.load(Relaxed) > FIRST_ID {
         let mut ids = BUFFER_IDS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(ids) = ids.as_mut() {
@@ -112,16 +117,4 @@ pub fn forget(address: u64) {
 /// `cuMemRetainAllocationHandle`: to the program its block is no memory that it created and mapped.
 pub fn refuse_handle(_handle: *mut u64, address: u64) -> Answer {
     block(address).map(|_| INVALID_VALUE)
-}
-
-/// `cuIpcGetMemHandle`: the driver cannot share mapped memory by such a handle, and of a plain segment
-/// it would share the whole.
-pub fn explain_ipc(_handle: *mut c_void, address: u64) -> Answer {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    block(address)?;
-    message::say_once(&SAID, || {
-        "cudaIpcGetMemHandle: memory of the pool cannot be shared with another process; \
-         CONCERTINA_CONF=ipc:True leaves cudaMalloc's memory to CUDA, which can"
-    });
-    Some(INVALID_VALUE)
 }

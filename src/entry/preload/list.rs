@@ -102,7 +102,15 @@ macro_rules! interposed {
             cuMemRetainAllocationHandle: "cuMemRetainAllocationHandle", 11000, Either,
                 (handle: *mut u64, address: u64) => attributes::refuse_handle(handle, address);
             cuIpcGetMemHandle: "cuIpcGetMemHandle", 4010, Either,
-                (handle: *mut c_void, address: u64) => attributes::explain_ipc(handle, address);
+                (handle: *mut c_void, address: u64) => sharing::get(handle, address);
+            cuIpcOpenMemHandle: "cuIpcOpenMemHandle", 4010, Either,
+                (address: *mut u64, handle: IpcHandle, flags: c_uint)
+                => sharing::open(address, handle, flags);
+            cuIpcOpenMemHandle_v2: "cuIpcOpenMemHandle", 11000, Either,
+                (address: *mut u64, handle: IpcHandle, flags: c_uint)
+                => sharing::open(address, handle, flags);
+            cuIpcCloseMemHandle: "cuIpcCloseMemHandle", 4010, Either,
+                (address: u64) => sharing::close(address);
 
             cuDevicePrimaryCtxRetain: "cuDevicePrimaryCtxRetain", 7000, Either,
                 (context: *mut usize, device: c_int)

@@ -27,12 +27,14 @@ mod presence;
 mod proc_address;
 mod query;
 mod real;
+mod sharing;
 
 pub use presence::is_on;
 
 use super::guard::guard;
 use concertina_engine::runtime::lifecycle;
 use list::interposed;
+use sharing::IpcHandle;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 /// What one of our functions answers: the status that the program gets, or `None` to pass the call

@@ -1,6 +1,7 @@
 //! The driver's real functions.
 
 use super::list::interposed;
+use super::sharing::IpcHandle;
 use concertina_engine::driver::LIBRARY;
 use concertina_engine::driver::symbol::real_dlsym;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};

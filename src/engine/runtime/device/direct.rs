@@ -5,6 +5,7 @@ use super::{Device, OutOfMemory, State, UnknownPointer};
 use crate::core::{Found, Gpu, StreamKey};
 use crate::runtime::capture;
 use crate::runtime::gpu::{UNORDERED, stream_key, synchronize};
+use crate::runtime::sharing;
 use crate::runtime::shelf::Place;
 
 /// How much of a device a process uses, as its own calls show it.
@@ -188,6 +189,7 @@ impl Device {
         let blocks: Vec<Found> = state.pool.blocks_in_use().collect();
         for block in blocks {
             self.forget(block.stream, block.start);
+            sharing::forget(block.start);
             // The pool named it just now.
             let _ = state.pool.free(block.start);
         }

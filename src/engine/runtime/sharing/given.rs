@@ -1,6 +1,7 @@
 //! What a program gave away by `cudaIpcGetMemHandle`: good until the program frees it, also where other
 //! memory is handed out at the same address later.
 
+use super::super::message;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -15,6 +16,8 @@ struct Given {
 static GIVEN: Mutex<Option<HashMap<u64, Given>>> = Mutex::new(None);
 /// There was ever one.
 static ANY: AtomicBool = AtomicBool::new(false);
+/// One was ever asked for.
+static WANTED: AtomicBool = AtomicBool::new(false);
 
 /// The number under which the allocation at `address`, of `size` bytes, is given away: the same until it
 /// is freed, and never another's.
@@ -42,8 +45,20 @@ pub fn forget(address: u64) {
     }
 }
 
+/// The process ends. If nobody asked for anything that it gave away, those that it was for may not have
+/// the library, and could not: one line says what to do then.
+pub(super) fn explain_unwanted() {
+    if ANY.load(Relaxed) && !WANTED.load(Relaxed) {
+        message::say(
+            "no process has opened what cudaIpcGetMemHandle shared: only those that have this library \
+             preloaded can; CONCERTINA_CONF=ipc:True leaves cudaMalloc's memory to CUDA, for all",
+        );
+    }
+}
+
 /// Bytes of the allocation that was given away under this number, if it still is.
 pub(super) fn size_of(number: u64) -> Option<u64> {
+    WANTED.store(true, Relaxed);
     let given = GIVEN.lock();
     let mut given = given.iter().flat_map(HashMap::values);
     given.find(|it| it.number == number).map(|it| it.size)

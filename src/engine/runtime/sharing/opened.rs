@@ -2,8 +2,10 @@
 //! and stays as long as anybody holds it.
 
 use super::super::device::Device;
+use super::super::gpu::UNORDERED;
 use super::socket::{Answer, Question, ask};
 use super::{Handle, SegmentHandle, Unshared};
+use crate::core::Found;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -55,6 +57,16 @@ impl Opened {
     /// Where it starts here.
     pub fn address(&self) -> u64 {
         self.address
+    }
+
+    /// A block in it, of `size` bytes.
+    pub fn part(&self, offset: u64, size: u64) -> Found {
+        Found {
+            start: self.address + offset,
+            size,
+            requested: size,
+            stream: UNORDERED,
+        }
     }
 }
 

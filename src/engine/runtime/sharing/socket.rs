@@ -151,11 +151,13 @@ static ENDING: Mutex<bool> = Mutex::new(false);
 
 extern "C" fn end() {
     // A child may have been forked while the lock was held.
-    if !lifecycle::in_forked_child()
-        && let Some(mut ending) = ENDING.try_lock_for(Duration::from_secs(1))
-    {
+    if lifecycle::in_forked_child() {
+        return;
+    }
+    if let Some(mut ending) = ENDING.try_lock_for(Duration::from_secs(1)) {
         *ending = true;
     }
+    given::explain_unwanted();
 }
 
 fn answer_all(listener: &UnixListener) {
