@@ -8,7 +8,7 @@
 mod library;
 
 use library::{Scratch, breakable_library, library, output, standin};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -186,10 +186,14 @@ impl Trial<'_> {
         self.scratch.path().join("violations")
     }
 
+    fn stats(&self) -> PathBuf {
+        self.scratch.path().join("stats.json")
+    }
+
     /// Runs the program with a library, which may be none, and variables besides the case's. Returns
     /// all that it says, its status last, and how many allocations the pool served.
     fn run(&self, library: Option<&Path>, variables: &[(&str, &str)]) -> (String, u64) {
-        let stats = self.scratch.path().join("stats.json");
+        let stats = self.stats();
         let _ = fs::remove_file(&stats);
         let _ = fs::remove_file(self.violations());
         // Whatever goes wrong, no program runs for ever.
@@ -604,6 +608,38 @@ fn a_limit_is_all_the_memory_there_is() {
     assert_eq!(pooled, 65);
     let relaxed = [("CONCERTINA_CONF", "limit:64MiB,free:relaxed")];
     assert_eq!(trial.run(Some(library()), &relaxed), (said, 65));
+}
+
+#[test]
+fn calls_are_counted_by_function() {
+    let case = Case::of("counted");
+    let trial = Trial::new("counted", &case);
+    let (bare, _) = trial.run(None, &[]);
+    let (said, _) = trial.run(Some(library()), &[]);
+    assert_eq!(said, bare);
+    let (_, pitch) = said.split_once("\npitch ").expect("a pitch");
+    let pitch: u64 = pitch
+        .lines()
+        .next()
+        .and_then(|it| it.parse().ok())
+        .expect("a number");
+    let text = fs::read_to_string(trial.stats()).expect("statistics");
+    let mut stats: Value = serde_json::from_str(&text).expect("JSON");
+    let calls = stats["calls"].as_object_mut().expect("calls");
+    for (name, call) in calls.iter_mut() {
+        let call = call.as_object_mut().expect("an object");
+        let time = call.remove("nanoseconds").and_then(|it| it.as_u64());
+        assert!(time.is_some_and(|time| time > 0), "{name}: {text}");
+    }
+    // Each of 16 threads: 100 pairs and one more.
+    let expected = json!({
+        "cuMemAlloc": {"count": 4 + 1616, "failed": 1, "bytes": (6 << 20) + 1616 * 512},
+        "cuMemAllocPitch": {"count": 2, "failed": 0, "bytes": 30 * pitch},
+        "cuMemFree": {"count": 3 + 1616, "failed": 1},
+        "cuMemAllocAsync": {"count": 5, "failed": 0, "bytes": 20 << 20},
+        "cuMemFreeAsync": {"count": 5, "failed": 0},
+    });
+    assert_eq!(stats["calls"], expected);
 }
 
 /// `scripts/test-preload.sh` runs on a GPU what the programs say themselves (`Run:`).

@@ -20,7 +20,7 @@
 //! then lets the signal end the process as it would have. Two seconds after the signal a timer ends
 //! the process whatever the helper does.
 
-use super::{dump, helper, message, settings, stats};
+use super::{calls, dump, helper, message, settings, stats};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::{self, MaybeUninit};
 use std::os::unix::ffi::OsStringExt;
@@ -88,6 +88,7 @@ pub fn start(on_first_use: fn()) {
     let _ = ON_FIRST_USE.set(on_first_use);
     if let Some(pattern) = settings::variable(VARIABLE).filter(|pattern| !pattern.is_empty()) {
         let _ = PATTERN.set(pattern.into_vec());
+        calls::set_epoch();
     }
 }
 

@@ -1,5 +1,6 @@
 //! A lock and a driver around each device's pool; settings, statistics, start and exit.
 
+pub mod calls;
 pub mod capture;
 mod device;
 pub mod dump;

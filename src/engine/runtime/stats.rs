@@ -3,6 +3,7 @@
 //! The pool's counters are the only source. `OWN` is the one list of the figures that PyTorch
 //! does not have: the JSON and the README's table are both made from it.
 
+use super::calls;
 use super::device::{Device, Figures};
 use super::registry::allocator_in_use;
 use super::settings::Driver;
@@ -94,6 +95,7 @@ pub fn json(patience: Duration) -> String {
         "pid": std::process::id(),
         "time": now.as_secs(),
         "driver": driver,
+        "calls": calls::json(),
         "devices": devices,
     })
     .to_string()

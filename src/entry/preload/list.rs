@@ -7,6 +7,7 @@ use std::ffi::c_void;
 /// ```text
 /// symbol: name for cuGetProcAddress, CUDA version that brought this form, default stream,
 ///     (arguments) => what is done here;
+/// symbol[what it is counted as: bytes that it hands out]: …
 /// ```
 ///
 /// Names, versions and arguments are those of `cuda.h` and `cudaTypedefs.h` of CUDA 13. A function
@@ -14,29 +15,29 @@ use std::ffi::c_void;
 macro_rules! interposed {
     ($then:ident) => {
         $then! {
-            cuMemAlloc_v2: "cuMemAlloc", 3020, Either,
+            cuMemAlloc_v2[Alloc: bytes]: "cuMemAlloc", 3020, Either,
                 (address: *mut u64, bytes: usize) => memory::allocate(address, bytes);
-            cuMemAllocPitch_v2: "cuMemAllocPitch", 3020, Either,
+            cuMemAllocPitch_v2[AllocPitch: memory::rows(pitch, height)]: "cuMemAllocPitch", 3020, Either,
                 (address: *mut u64, pitch: *mut usize, width: usize, height: usize, element: c_uint)
                 => memory::allocate_pitch(address, pitch, width, height, element);
-            cuMemFree_v2: "cuMemFree", 3020, Either,
+            cuMemFree_v2[Free: 0]: "cuMemFree", 3020, Either,
                 (address: u64) => memory::free(address);
 
-            cuMemAllocAsync: "cuMemAllocAsync", 11020, Legacy,
+            cuMemAllocAsync[AllocAsync: bytes]: "cuMemAllocAsync", 11020, Legacy,
                 (address: *mut u64, bytes: usize, stream: u64)
                 => ordered::allocate(address, bytes, stream);
-            cuMemAllocAsync_ptsz: "cuMemAllocAsync", 11020, PerThread,
+            cuMemAllocAsync_ptsz[AllocAsync: bytes]: "cuMemAllocAsync", 11020, PerThread,
                 (address: *mut u64, bytes: usize, stream: u64)
                 => ordered::allocate(address, bytes, ordered::per_thread(stream));
-            cuMemAllocFromPoolAsync: "cuMemAllocFromPoolAsync", 11020, Legacy,
+            cuMemAllocFromPoolAsync[AllocFromPoolAsync: bytes]: "cuMemAllocFromPoolAsync", 11020, Legacy,
                 (address: *mut u64, bytes: usize, pool: *mut c_void, stream: u64)
                 => ordered::allocate_from(address, bytes, pool, stream);
-            cuMemAllocFromPoolAsync_ptsz: "cuMemAllocFromPoolAsync", 11020, PerThread,
+            cuMemAllocFromPoolAsync_ptsz[AllocFromPoolAsync: bytes]: "cuMemAllocFromPoolAsync", 11020, PerThread,
                 (address: *mut u64, bytes: usize, pool: *mut c_void, stream: u64)
                 => ordered::allocate_from(address, bytes, pool, ordered::per_thread(stream));
-            cuMemFreeAsync: "cuMemFreeAsync", 11020, Legacy,
+            cuMemFreeAsync[FreeAsync: 0]: "cuMemFreeAsync", 11020, Legacy,
                 (address: u64, stream: u64) => ordered::free(address, stream);
-            cuMemFreeAsync_ptsz: "cuMemFreeAsync", 11020, PerThread,
+            cuMemFreeAsync_ptsz[FreeAsync: 0]: "cuMemFreeAsync", 11020, PerThread,
                 (address: u64, stream: u64) => ordered::free(address, ordered::per_thread(stream));
             cuMemPoolGetAttribute: "cuMemPoolGetAttribute", 11020, Either,
                 (pool: *mut c_void, attribute: c_uint, value: *mut c_void)

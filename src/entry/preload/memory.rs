@@ -110,6 +110,13 @@ pub fn allocate_pitch(
     answer
 }
 
+/// Bytes of so many rows, each of the pitch that a successful call has written.
+#[inline]
+pub fn rows(pitch: *const usize, height: usize) -> usize {
+    // SAFETY: the program's place for the pitch, if it is not null; the call has written it.
+    unsafe { pitch.as_ref() }.map_or(0, |pitch| pitch.saturating_mul(height))
+}
+
 /// What the driver makes of one row.
 fn pitch_of(width: usize, element: c_uint) -> Option<usize> {
     let (mut address, mut pitch) = (0, 0);

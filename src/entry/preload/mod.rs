@@ -32,7 +32,9 @@ mod sharing;
 pub use presence::is_on;
 
 use super::guard::guard;
+use concertina_engine::runtime::calls::{self, Function};
 use concertina_engine::runtime::lifecycle;
+use inside::Inside;
 use list::interposed;
 use sharing::IpcHandle;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -46,27 +48,58 @@ type Answer = Option<u32>;
 const NOT_FOUND: u32 = 500;
 
 /// Runs one of our functions, unless it is none of our business: not preloaded, a child that forked
-/// from a process which had used the GPU, or a call that the driver makes on our own behalf.
+/// from a process which had used the GPU, or a call that the driver makes on our own behalf. Where it
+/// is none, or has no answer, the driver's `real` function is called.
 #[inline]
-fn attend(body: impl FnOnce() -> Answer) -> Answer {
+fn attend(body: impl FnOnce() -> Answer, real: impl FnOnce() -> u32) -> u32 {
+    match enter() {
+        Some(inside) => finish(inside, body, real),
+        None => real(),
+    }
+}
+
+/// The same, counted: a function that hands out `bytes` where it succeeds.
+#[inline]
+fn attend_counted(
+    function: Function,
+    body: impl FnOnce() -> Answer,
+    real: impl FnOnce() -> u32,
+    bytes: impl FnOnce() -> usize,
+) -> u32 {
+    let Some(inside) = enter() else { return real() };
+    let call = calls::start();
+    let status = finish(inside, body, real);
+    call.done(function, status, bytes);
+    status
+}
+
+#[inline]
+fn enter() -> Option<Inside> {
     if !presence::is_on() || lifecycle::in_forked_child() {
         return None;
     }
-    let _inside = inside::enter()?;
-    guard(None, body)
+    inside::enter()
+}
+
+#[inline]
+fn finish(inside: Inside, body: impl FnOnce() -> Answer, real: impl FnOnce() -> u32) -> u32 {
+    let answer = guard(None, body);
+    drop(inside);
+    answer.unwrap_or_else(real)
 }
 
 macro_rules! export {
-    ($($symbol:ident: $base:literal, $since:literal, $stream:ident,
-        ($($argument:ident: $kind:ty),*) => $body:expr;)*) => {
+    ($($symbol:ident $([$function:ident: $bytes:expr])?: $base:literal, $since:literal,
+        $stream:ident, ($($argument:ident: $kind:ty),*) => $body:expr;)*) => {
         $(
             /// The driver's function of this name.
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $symbol($($argument: $kind),*) -> u32 {
-                match attend(|| $body) {
-                    Some(status) => status,
-                    None => real::call!($symbol($($argument),*)),
-                }
+                let body = || $body;
+                let real = || real::call!($symbol($($argument),*));
+                $(return attend_counted(Function::$function, body, real, || $bytes);)?
+                #[allow(unreachable_code, reason = "the line above is there for some of them")]
+                attend(body, real)
             }
         )*
 

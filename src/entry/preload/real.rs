@@ -39,8 +39,8 @@ macro_rules! table {
 }
 
 macro_rules! listed {
-    ($($symbol:ident: $base:literal, $since:literal, $stream:ident,
-        ($($argument:ident: $kind:ty),*) => $body:expr;)*) => {
+    ($($symbol:ident $([$function:ident: $bytes:expr])?: $base:literal, $since:literal,
+        $stream:ident, ($($argument:ident: $kind:ty),*) => $body:expr;)*) => {
         table!(Listed: $($symbol: ($($argument: $kind),*);)*);
     };
 }
