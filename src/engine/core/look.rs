@@ -41,15 +41,13 @@ impl<G: Gpu> Pool<G> {
     fn live_around(&self, address: u64) -> Option<&Block> {
         match self.table.get(&self.blocks, address) {
             NONE => self
-                .blocks
-                .iter()
-                .map(|(_, block)| block)
-                .find(|it| it.state == State::Live && (it.address..it.end()).contains(&address)),
+                .live_blocks()
+                .find(|it| (it.address..it.end()).contains(&address)),
             start => Some(&self.blocks[start]),
         }
     }
 
-    fn found(&self, block: &Block) -> Found {
+    pub(super) fn found(&self, block: &Block) -> Found {
         Found {
             start: block.address,
             size: block.size,
@@ -110,8 +108,11 @@ impl<G: Gpu> Pool<G> {
 
     /// Every block in use.
     pub fn blocks_in_use(&self) -> impl Iterator<Item = Found> {
-        let live = self.blocks.iter().map(|(_, block)| block);
-        live.filter(|block| block.state == State::Live)
-            .map(|block| self.found(block))
+        self.live_blocks().map(|block| self.found(block))
+    }
+
+    pub(super) fn live_blocks(&self) -> impl Iterator<Item = &Block> {
+        let blocks = self.blocks.iter().map(|(_, block)| block);
+        blocks.filter(|block| block.state == State::Live)
     }
 }

@@ -187,10 +187,16 @@ impl<G: Gpu> Pool<G> {
 
     #[inline(always)]
     fn hand_out(&mut self, hole: BlockId, size: u64, requested: u64, slot: u16) -> u64 {
-        let id = self.take(hole, size, slot);
+        let id = self.take(hole, size);
+        self.begin_use(id, requested, slot)
+    }
+
+    /// A node that is no hole any more becomes a block of the slot's stream. Answers its address.
+    #[inline(always)]
+    pub(super) fn begin_use(&mut self, id: BlockId, requested: u64, slot: u16) -> u64 {
         let block = &mut self.blocks[id];
-        block.detail = requested;
-        let address = block.address;
+        (block.state, block.slot, block.detail) = (State::Live, slot, requested);
+        let (address, size) = (block.address, block.size);
         self.table.insert(&mut self.blocks, id);
         self.counters.allocated(size, requested);
         let owner = self.slots.get_mut(slot);
@@ -479,7 +485,7 @@ impl<G: Gpu> Pool<G> {
 
     /// Cuts `size` bytes off one end of a hole.
     #[inline(always)]
-    fn take(&mut self, hole: BlockId, size: u64, slot: u16) -> BlockId {
+    fn take(&mut self, hole: BlockId, size: u64) -> BlockId {
         let Self {
             blocks,
             slots,
@@ -492,9 +498,6 @@ impl<G: Gpu> Pool<G> {
         if blocks[hole].size == size {
             counters.hole_removed(size);
             owner.remove(blocks, hole);
-            let block = &mut blocks[hole];
-            block.state = State::Live;
-            block.slot = slot;
             return hole;
         }
         let id = blocks.claim();
@@ -502,12 +505,7 @@ impl<G: Gpu> Pool<G> {
         // The rest keeps the hole's node and its place in the order of being freed.
         owner.bins.remove(nodes, hole);
         let rest = &mut nodes[hole as usize];
-        let mut block = Block {
-            size,
-            slot,
-            state: State::Live,
-            ..VACANT
-        };
+        let mut block = Block { size, ..VACANT };
         counters.hole_cut(rest.size, size);
         let high = rest.size - size >= *granularity && cuts_better_high(rest, size, *granularity);
         rest.size -= size;

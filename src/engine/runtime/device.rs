@@ -1,9 +1,11 @@
 //! One device: its pool behind a lock.
 
+mod checkpoint;
 mod direct;
 mod later;
 mod sharing;
 
+pub use checkpoint::NotRestored;
 pub use direct::Usage;
 pub use sharing::Shared;
 
@@ -22,7 +24,7 @@ use crate::core::{
 };
 use crate::driver::Functions;
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -48,6 +50,15 @@ struct Routed {
     route: Route,
     /// Whether it serves a capture. Unknown, and so to be feared, until it has claimed something.
     capture: Option<bool>,
+    /// Addresses that the next allocations get, in this order: blocks that are in use already.
+    restored: VecDeque<u64>,
+}
+
+/// Where an allocation comes from.
+enum From {
+    Group(GroupId),
+    /// It is met: this is its block.
+    Restored(u64),
 }
 
 struct Private {
@@ -314,7 +325,10 @@ impl Device {
         let place = Place::of(key.handle);
         let group = match state.routes.is_empty() {
             true => SHARED,
-            false => self.routed(&mut state, key.handle),
+            false => match self.routed(&mut state, key.handle) {
+                From::Group(group) => group,
+                From::Restored(address) => return Ok(address),
+            },
         };
         if let Some(shelf) = &mut shelf {
             shelf.clear(&mut state.pool);
@@ -702,6 +716,7 @@ impl Device {
         state.routes.push(Routed {
             route,
             capture: None,
+            restored: VecDeque::new(),
         });
         self.note_routes(&mut state);
     }
@@ -731,14 +746,14 @@ impl Device {
         }
     }
 
-    /// The group that an allocation on the stream comes from while there are routes.
+    /// Where an allocation on the stream comes from while there are routes.
     #[cold]
-    fn routed(&self, state: &mut State, stream: u64) -> GroupId {
+    fn routed(&self, state: &mut State, stream: u64) -> From {
         // A filter asks the same of the stream, and would throw a C++ exception where the driver
         // will not say.
         let capturing = is_capturing(&self.functions, self.properties.context, stream);
         let Some(capturing) = capturing else {
-            return SHARED;
+            return From::Group(SHARED);
         };
         let Some(routed) = state
             .routes
@@ -746,14 +761,17 @@ impl Device {
             .rev()
             .find(|it| (it.route.filter)(stream))
         else {
-            return SHARED;
+            return From::Group(SHARED);
         };
+        if let Some(address) = routed.restored.pop_front() {
+            return From::Restored(address);
+        }
         let id = routed.route.pool;
         if routed.capture.is_none() {
             routed.capture = Some(capturing);
             self.note_routes(state);
         }
-        state.private(id).map_or(SHARED, |private| private.group)
+        From::Group(state.private(id).map_or(SHARED, |private| private.group))
     }
 
     /// Shelves know nothing of routes, and are passed by while there are any. In a capture nothing

@@ -20,8 +20,10 @@ pub mod stats;
 mod together;
 
 pub use crate::core::Tuning;
-pub use crate::core::{Found, Refusal, Shortage};
-pub use device::{Device, Figures, OutOfMemory, PoolId, Route, Shared, UnknownPointer, Usage};
+pub use crate::core::{Found, Refusal, Shortage, StreamKey};
+pub use device::{
+    Device, Figures, NotRestored, OutOfMemory, PoolId, Route, Shared, UnknownPointer, Usage,
+};
 pub use ledger::{Call, CallFigures};
 pub use registry::{
     Allocator, allocator, allocator_in_use, process_settings, record_history, use_own_settings,

@@ -53,6 +53,11 @@ snapshot = native(
     "snapshot", None, ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_bool, TAKE
 )
 set_observer = native("set_observer", None, OBSERVE)
+POOL = ctypes.c_int, ctypes.c_ulonglong, ctypes.c_ulonglong
+pool_blocks = native("pool_blocks", None, *POOL, TAKE)
+restore = native("restore", ctypes.c_ulonglong, *POOL, ctypes.c_void_p, ctypes.c_size_t)
+end_allocate_to_pool = native("end_allocate_to_pool", None, *POOL)
+swap_owner = native("swap_owner", ctypes.c_bool, *[ctypes.c_size_t] * 3)
 
 
 def read(function, *arguments):
@@ -60,6 +65,14 @@ def read(function, *arguments):
     texts = []
     function(*arguments, TAKE(lambda text, size: texts.append(ctypes.string_at(text, size))))
     return json.loads(texts[0])
+
+
+class PoolState:
+    """Which blocks of a private pool were in use. A block is its address, its size, the bytes asked for,
+    and its stream's handle and id."""
+
+    def __init__(self, pool, blocks):
+        self.pool, self.blocks = pool, blocks
 
 
 def for_good(thing):
@@ -205,6 +218,53 @@ def replace_functions(core):
 
     set_observer(for_good(OBSERVE(observe)))
 
+    def blocks_in_use(device, pool):
+        blocks = read(pool_blocks, device_number(device), *pool)
+        if blocks is None:
+            raise RuntimeError(f"Could not find pool of id {tuple(pool)}")
+        return blocks
+
+    def check_live(device, pool, expected):
+        return {address for address, *_ in blocks_in_use(device, pool)} == expected
+
+    def get_state(device, pool):
+        return PoolState(tuple(pool), blocks_in_use(device, pool))
+
+    def set_state(device, state, stale, owners=()):
+        """Storages are given by their addresses: of `stale` ones the memory is freed, and `owners` free
+        it from now on."""
+        import torch
+
+        if not isinstance(state, PoolState):
+            raise RuntimeError(f"expected a state of a pool, not {type(state).__name__}")
+        for storage in dict.fromkeys(stale):
+            core._free_And_Remove_DeleterFn(storage)
+        live = {address for address, *_ in blocks_in_use(device, state.pool)}
+        if live - {address for address, *_ in state.blocks}:
+            raise RuntimeError(
+                "Any stale tensors which are being manually freed must be passed to set checkpoint"
+            )
+        weak = torch.UntypedStorage._new_with_weak_ptr
+        owners = {weak(owner).data_ptr(): owner for owner in owners}
+        with torch.cuda.device(device):
+            for address in live:
+                core._cuda_cudaCachingAllocator_raw_delete(address)
+            numbers = [number for block in state.blocks for number in block]
+            array = (ctypes.c_ulonglong * len(numbers))(*numbers)
+            refused = restore(device, *state.pool, array, len(state.blocks))
+            if refused:
+                raise RuntimeError(f"the pool cannot go back: {refused:#x} is in use")
+            try:
+                for address, _, asked, stream, _ in state.blocks:
+                    if address not in owners:
+                        core._cuda_cudaCachingAllocator_raw_alloc(asked, stream)
+                        continue
+                    owner = torch.UntypedStorage(asked, device="cuda")
+                    if not swap_owner(owner._cdata, owners[address], address):
+                        raise RuntimeError("this PyTorch's storages are not built as expected")
+            finally:
+                end_allocate_to_pool(device, *state.pool)
+
     for name, function in {
         "_cuda_memoryStats": of_device(nested_stats),
         "_cuda_resetPeakMemoryStats": of_device(reset_peaks),
@@ -215,6 +275,9 @@ def replace_functions(core):
         "_cuda_isHistoryEnabled": lambda: is_recorded(),
         "_cuda_memorySnapshot": memory_snapshot,
         "_cuda_attach_out_of_memory_observer": attach_observer,
+        "_cuda_getCheckpointState": get_state,
+        "_cuda_setCheckpointPoolState": set_state,
+        "_cuda_checkPoolLiveAllocations": check_live,
         "_accelerator_getDeviceStats": of_device(nested_stats),
         "_accelerator_resetPeakStats": of_device(reset_peaks),
         "_accelerator_resetAccumulatedStats": of_device(reset_accumulated),

@@ -9,10 +9,10 @@
 use super::symbols::Library;
 use super::table::Object;
 use super::{
-    allocate, concertina_base_alloc, concertina_begin_allocate_to_pool, concertina_empty_cache,
-    concertina_end_allocate_to_pool, concertina_free, concertina_init, concertina_malloc,
-    concertina_memory_fraction, concertina_record_stream, concertina_release_pool, error, history,
-    memory, profiler, release,
+    allocate, checkpoint, concertina_base_alloc, concertina_begin_allocate_to_pool,
+    concertina_empty_cache, concertina_end_allocate_to_pool, concertina_free, concertina_init,
+    concertina_malloc, concertina_memory_fraction, concertina_record_stream,
+    concertina_release_pool, error, history, memory, profiler, release,
 };
 use crate::entry::guard::guard;
 use crate::entry::python::{Script, source};
@@ -72,6 +72,9 @@ functions! {
     c"reading": history::reading;
     c"snapshot": history::snapshot;
     c"set_observer": set_observer;
+    c"pool_blocks": checkpoint::pool_blocks;
+    c"restore": checkpoint::restore;
+    c"swap_owner": checkpoint::swap_owner;
 }
 
 /// Fits PyTorch's Python functions to the library now, in a process whose Python was started, or has

@@ -2,6 +2,7 @@
 //! (`torch::cuda::CUDAPluggableAllocator` in PyTorch's `CUDAPluggableAllocator.h`).
 
 mod attach;
+mod checkpoint;
 mod cxx;
 mod error;
 mod filter;
