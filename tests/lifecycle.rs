@@ -340,6 +340,56 @@ fn an_ignored_sigterm_stays_ignored() {
     read(&only(&scratch, "stats.json"));
 }
 
+/// The C program, with a setting that has statistics written while it runs.
+fn asked(case: &str, setting: &str, stats: &Path) -> Command {
+    let mut command = c(case, stats);
+    command.env("CONCERTINA_CONF", format!("driver:sim,{setting}"));
+    command
+}
+
+#[test]
+fn a_signal_has_them_written() {
+    for case in ["signal", "signal once", "signal alone"] {
+        scratch!(scratch, file);
+        let program = asked(case, "stats_signal:SIGUSR2", &file);
+        assert_eq!(exits(program, 0), "", "{case}");
+        assert_eq!(files(scratch.path()), ["stats.json", "stats.json.taken"]);
+        assert_eq!(allocated(&file.with_extension("json.taken")), MIB);
+        assert_eq!(allocated(&file), 2 * MIB);
+    }
+}
+
+#[test]
+fn signals_until_the_end_leave_one_file() {
+    for _ in 0..20 {
+        scratch!(scratch, file);
+        let program = asked("signals and exit", "stats_signal:SIGUSR2", &file);
+        assert_eq!(exits(program, 0), "");
+        read(&only(&scratch, "stats.json"));
+    }
+}
+
+#[test]
+fn they_are_written_at_intervals() {
+    scratch!(scratch, file);
+    assert_eq!(exits(asked("interval", "stats_interval_s:1", &file), 0), "");
+    assert_eq!(allocated(&file.with_extension("json.taken")), MIB);
+    assert_eq!(allocated(&file), 2 * MIB);
+}
+
+#[test]
+fn without_a_path_neither_has_an_effect() {
+    scratch!(scratch, file);
+    let settings = "stats_signal:SIGUSR2,stats_interval_s:1";
+    let mut program = asked("exit", settings, &file);
+    program.env_remove("CONCERTINA_STATS");
+    let said = exits(program, 3);
+    let line =
+        "concertina: stats_signal, stats_interval_s has no effect without CONCERTINA_STATS\n";
+    assert_eq!(said, line);
+    assert_eq!(files(scratch.path()), [""; 0]);
+}
+
 #[test]
 fn a_forked_child_writes_nothing() {
     for case in ["fork", "clone", "fork and term", "fork while locked"] {

@@ -63,6 +63,22 @@ int rename(const char *from, const char *to) {
     return renameat(AT_FDCWD, from, AT_FDCWD, to);
 }
 
+static volatile sig_atomic_t own_signals;
+static void count_signal(int signal, siginfo_t *info, void *context) {
+    own_signals += signal == SIGUSR2 && info->si_pid == getpid() && context != NULL;
+}
+
+/* Waits for the file, at most ten seconds, and takes it away. */
+static void take_file(void) {
+    for (int tries = 0; access(file, F_OK) != 0; tries++) {
+        check(tries < 2000, "no file");
+        usleep(5000);
+    }
+    char taken[8192];
+    snprintf(taken, sizeof taken, "%s.taken", file);
+    check(renameat(AT_FDCWD, file, AT_FDCWD, taken) == 0, "rename");
+}
+
 static void free_late(void) {
     if (late[0])
         release(late[0], MIB, 0, NULL);
@@ -193,6 +209,48 @@ int main(int count, char **arguments) {
         get();
         raise(SIGTERM);
         return 0;
+    }
+
+    if (CASE("signal") || CASE("signal once")) {
+        struct sigaction own = {.sa_sigaction = count_signal, .sa_flags = SA_SIGINFO};
+        if (CASE("signal once"))
+            own.sa_flags |= SA_RESETHAND;
+        sigaction(SIGUSR2, &own, NULL);
+        get();
+        for (int i = 1; i <= 3; i++) {
+            check(!is_there(), "a file before the signal");
+            raise(SIGUSR2);
+            check(own_signals == (CASE("signal") ? i : 1), "the program's handler");
+            take_file();
+        }
+        get();
+        /* A child's signal is the program's own affair. */
+        pid_t child = fork();
+        if (child == 0) {
+            raise(SIGUSR2);
+            _exit(own_signals);
+        }
+        int expected = CASE("signal") ? 4 : 1;
+        check(WEXITSTATUS(status_of(child)) == expected, "the child's handler");
+        check(!is_there(), "a child had the file written");
+        return 0;
+    }
+    if (CASE("signal alone") || CASE("interval")) {
+        get();
+        for (int i = 0; i < 2; i++) {
+            if (CASE("signal alone"))
+                raise(SIGUSR2);
+            take_file();
+        }
+        get();
+        return 0;
+    }
+    if (CASE("signals and exit")) {
+        get();
+        start_hammers(2);
+        for (int i = 0; i < 1000; i++)
+            raise(SIGUSR2);
+        exit(0);
     }
 
     void *block = get();

@@ -23,7 +23,7 @@ pub struct Failure {
 /// One writer at a time, so that an older state never replaces a newer one.
 static WRITING: Mutex<()> = Mutex::new(());
 
-/// Writes `text()` to `path`, replacing the file that is there.
+/// Writes `text()`, if there is one, to `path`, replacing the file that is there.
 ///
 /// Refuses to replace anything but a regular file of the effective user's. `text` is called when
 /// this is the only writer; when another writer is busy for longer than `deadline`, nothing is
@@ -31,7 +31,7 @@ static WRITING: Mutex<()> = Mutex::new(());
 pub fn write(
     path: &Path,
     deadline: Duration,
-    text: impl FnOnce() -> String,
+    text: impl FnOnce() -> Option<String>,
 ) -> Result<(), Failure> {
     let _one = WRITING.try_lock_for(deadline).ok_or_else(|| {
         failure(
@@ -41,7 +41,9 @@ pub fn write(
         )
     })?;
     check(path)?;
-    let mut text = text();
+    let Some(mut text) = text() else {
+        return Ok(());
+    };
     text.push('\n');
     replace(path, text.as_bytes()).map_err(|error| {
         let errno = error.raw_os_error().unwrap_or(libc::EIO);

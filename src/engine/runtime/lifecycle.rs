@@ -51,6 +51,8 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 static PATTERN: OnceLock<Vec<u8>> = OnceLock::new();
 /// The path that it stood for on the first use. Empty where nothing is to be written.
 static PATH: OnceLock<PathBuf> = OnceLock::new();
+/// The last statistics of this process are being written, or have been.
+static ENDING: AtomicBool = AtomicBool::new(false);
 /// The library's own functions have been called.
 static ASKED: AtomicBool = AtomicBool::new(false);
 /// What else is to be done then.
@@ -145,8 +147,22 @@ pub fn begin() {
 
 /// The path of the statistics, if they are this process's to write.
 fn path_to_write() -> Option<&'static PathBuf> {
-    let mine = STATE.load(Ordering::Relaxed) == USED && OWNER.load(Ordering::Relaxed) == process();
+    let mine = STATE.load(Ordering::Relaxed) == USED && is_owner();
     PATH.get().filter(|_| mine)
+}
+
+/// Whether this is the process that may write. Async-signal-safe.
+pub(super) fn is_owner() -> bool {
+    OWNER.load(Ordering::Relaxed) == process()
+}
+
+/// Writes the file that `CONCERTINA_STATS` names, if it is this process's to write, unless it is about
+/// to end: what was begun then could not be finished.
+pub(super) fn write_now() {
+    let unless_ending = || (!ENDING.load(Ordering::Relaxed)).then(|| stats::json(PATIENCE));
+    if let Some(path) = path_to_write() {
+        write(path, unless_ending);
+    }
 }
 
 /// The process is about to end: writes the file that `CONCERTINA_STATS` names, if it is this
@@ -155,11 +171,12 @@ fn path_to_write() -> Option<&'static PathBuf> {
 pub fn before_exit() {
     if let Some(path) = path_to_write() {
         term::give_way();
-        write(path, || stats::json(PATIENCE));
+        ENDING.store(true, Ordering::Relaxed);
+        write(path, || Some(stats::json(PATIENCE)));
     }
 }
 
-fn write(path: &Path, text: impl FnOnce() -> String) {
+fn write(path: &Path, text: impl FnOnce() -> Option<String>) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if let Err(failure) = dump::write(path, PATIENCE, text) {
         message::say_once(&SAID, || format!("{VARIABLE}: {}", failure.line));
@@ -190,7 +207,7 @@ pub fn dump(pattern: Option<&CStr>) -> Result<(), Failure> {
             ));
         }
     };
-    dump::write(path, PATIENCE, || stats::json(PATIENCE))
+    dump::write(path, PATIENCE, || Some(stats::json(PATIENCE)))
 }
 
 fn process() -> i32 {
@@ -201,7 +218,7 @@ fn process() -> i32 {
 /// SIGTERM.
 mod term {
     use super::*;
-    use std::cell::UnsafeCell;
+    use crate::runtime::semaphore::Semaphore;
 
     /// How long the process lives on at most.
     const LAST_SECONDS: libc::time_t = 2;
@@ -214,12 +231,8 @@ mod term {
     /// The helper has the text, and needs nothing more that another thread may hold.
     static HAS_TEXT: AtomicBool = AtomicBool::new(false);
 
-    /// Wakes the helper. A semaphore, since a descriptor could be closed behind our back and its
-    /// number be given to a file of the program's.
-    struct Semaphore(UnsafeCell<MaybeUninit<libc::sem_t>>);
-    // SAFETY: a semaphore is made to be used by several threads.
-    unsafe impl Sync for Semaphore {}
-    static WAKE: Semaphore = Semaphore(UnsafeCell::new(MaybeUninit::uninit()));
+    /// Wakes the helper.
+    static WAKE: Semaphore = Semaphore::new();
 
     /// Ends the process when its last seconds are over; a `timer_t`.
     static TIMER: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
@@ -254,14 +267,13 @@ mod term {
     }
 
     fn make_tools() -> bool {
-        // SAFETY: the semaphore is initialised once, before anyone else knows of it; a zeroed
-        // sigevent is a valid one.
+        // SAFETY: a zeroed sigevent is a valid one.
         unsafe {
             let mut event: libc::sigevent = mem::zeroed();
             event.sigev_notify = libc::SIGEV_SIGNAL;
             event.sigev_signo = libc::SIGTERM;
             let mut timer: libc::timer_t = ptr::null_mut();
-            let made = libc::sem_init(WAKE.0.get().cast(), 0, 0) == 0
+            let made = WAKE.start()
                 && libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer) == 0;
             TIMER.store(timer, Ordering::Relaxed);
             made
@@ -271,11 +283,11 @@ mod term {
     /// The handler. Everything here is async-signal-safe.
     extern "C" fn handle(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
         // SAFETY: errno's location is this thread's own, the kernel hands over a valid siginfo, and
-        // the semaphore and the timer were made before the handler was installed.
+        // the timer was made before the handler was installed.
         unsafe {
             let errno = libc::__errno_location();
             let before = *errno;
-            if OWNER.load(Ordering::Relaxed) != process() {
+            if !is_owner() {
                 // A child, which has neither helper nor timer.
                 die();
             }
@@ -283,7 +295,7 @@ mod term {
                 let mut end: libc::itimerspec = mem::zeroed();
                 end.it_value.tv_sec = LAST_SECONDS;
                 if libc::timer_settime(TIMER.load(Ordering::Relaxed), 0, &end, ptr::null_mut()) != 0
-                    || libc::sem_post(WAKE.0.get().cast()) != 0
+                    || !WAKE.post()
                 {
                     die();
                 }
@@ -301,14 +313,13 @@ mod term {
 
     /// The helper's life.
     fn help() {
-        // SAFETY: the semaphore was made before this thread was.
-        while unsafe { libc::sem_wait(WAKE.0.get().cast()) } != 0 {}
+        WAKE.wait();
         let write_last = || {
             let Some(path) = path_to_write() else { return };
             write(path, || {
                 let text = stats::json(PATIENCE);
                 HAS_TEXT.store(true, Ordering::Relaxed);
-                text
+                Some(text)
             });
         };
         // A panic must not keep the process alive.

@@ -1,5 +1,6 @@
 //! A lock and a driver around each device's pool; settings, statistics, start and exit.
 
+mod asked;
 pub mod calls;
 pub mod capture;
 mod device;
@@ -13,6 +14,7 @@ pub mod lifecycle;
 mod lock;
 pub mod message;
 mod registry;
+mod semaphore;
 pub mod settings;
 pub mod sharing;
 mod shelf;

@@ -3,7 +3,7 @@
 use super::device::{Device, PoolId};
 use super::history::{self, Plan};
 use super::settings::{self, Driver, Settings};
-use super::{idle, message};
+use super::{asked, idle, message};
 use crate::driver::sys::CUstreamCaptureMode;
 use crate::driver::{self, Functions};
 use once_cell::sync::{Lazy, OnceCell};
@@ -190,6 +190,7 @@ fn first() -> Option<&'static Allocator> {
     let allocator = ALLOCATOR.get_or_init(make).as_ref();
     if let Some(allocator) = allocator {
         idle::start(allocator);
+        asked::start(allocator.settings());
     }
     allocator
 }

@@ -18,6 +18,14 @@ pub const VARIABLES: [&str; 3] = [
 
 const MIB: usize = 1 << 20;
 
+/// What the words for `stats_signal` stand for.
+const SIGNALS: [Option<i32>; 4] = [
+    None,
+    Some(libc::SIGHUP),
+    Some(libc::SIGUSR1),
+    Some(libc::SIGUSR2),
+];
+
 /// The settings of one process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -43,6 +51,10 @@ pub struct Settings {
     pub stream_waits: bool,
     /// How long a whole chunk may lie idle before it goes back to the driver; zero keeps it.
     pub idle_release: Duration,
+    /// The signal that has the statistics written.
+    pub stats_signal: Option<i32>,
+    /// How often they are written; zero for never.
+    pub stats_interval: Duration,
     /// For experiments: no key sets it.
     pub tuning: Tuning,
 }
@@ -79,6 +91,8 @@ impl Default for Settings {
             preallocate: 0,
             stream_waits: true,
             idle_release: Duration::ZERO,
+            stats_signal: None,
+            stats_interval: Duration::ZERO,
             tuning: Tuning::default(),
         }
     }
@@ -160,6 +174,8 @@ enum Kind {
     },
     /// A whole number of milliseconds.
     Milliseconds,
+    /// A whole number of seconds.
+    Seconds,
     /// A whole power of two, up to the one given.
     PowerOfTwo(usize),
     Word(&'static [&'static str]),
@@ -170,7 +186,7 @@ enum Kind {
 enum Value {
     Bool(bool),
     Fraction(f64),
-    /// Bytes, or a plain number for [`Kind::Milliseconds`] and [`Kind::PowerOfTwo`].
+    /// Bytes, or a plain number for kinds that are no sizes.
     Number(usize),
     /// An index into the list of [`Kind::Word`].
     Word(usize),
@@ -244,6 +260,13 @@ table! {
         sets!(ipc, Bool(yes) => yes),
         "with `LD_PRELOAD`: `True` leaves cudaMalloc's memory to CUDA, so that \
          cudaIpcGetMemHandle can share it with processes that do not have the library, too";
+    "stats_signal", Kind::Word(&["none", "SIGHUP", "SIGUSR1", "SIGUSR2"]), "none",
+        sets!(stats_signal, Word(which) => SIGNALS[which]),
+        "a signal that has the statistics written to the path in `CONCERTINA_STATS`, from the \
+         first use of the GPU on; a handler that the program has for it by then is called as well";
+    "stats_interval_s", Kind::Seconds, "0",
+        sets!(stats_interval, Number(time) => Duration::from_secs(time as u64)),
+        "how often the statistics are written there while the program runs; 0 is never";
     "garbage_collection_threshold", Kind::Fraction, "0.0", Effect::Nothing, "";
     "max_split_size_mb", Kind::Megabytes { at_least: 20, multiple_of: 1 }, "none",
         Effect::Nothing, "";
@@ -317,7 +340,7 @@ impl Kind {
                 let fits = number >= *at_least && number.is_multiple_of(*multiple_of);
                 number.checked_mul(MIB).filter(|_| fits).map(Value::Number)
             }
-            Kind::Milliseconds => number(text).map(Value::Number),
+            Kind::Milliseconds | Kind::Seconds => number(text).map(Value::Number),
             Kind::PowerOfTwo(at_most) => {
                 let fits = |number: &usize| number.is_power_of_two() && number <= at_most;
                 number(text).filter(fits).map(Value::Number)
@@ -346,6 +369,7 @@ impl Kind {
                 format!("a whole number of MiB, {at_least} or more, in steps of {multiple_of}")
             }
             Kind::Milliseconds => "a whole number of milliseconds".into(),
+            Kind::Seconds => "a whole number of seconds".into(),
             Kind::PowerOfTwo(at_most) => format!("a power of two up to {at_most}"),
             Kind::Word(words) => words.join(" or "),
             Kind::Divisions => {
