@@ -640,6 +640,16 @@ fn calls_are_counted_by_function() {
         "cuMemFreeAsync": {"count": 5, "failed": 0},
     });
     assert_eq!(stats["calls"], expected);
+
+    let mut report = Command::new(env!("CARGO_BIN_EXE_concertina"));
+    let shown = output(report.arg("report").arg(trial.stats()));
+    let line = shown.lines().find(|line| line.starts_with("cuMemAlloc "));
+    let cells: Vec<_> = line.expect("a line").split_whitespace().collect();
+    assert_eq!(
+        cells[..5],
+        ["cuMemAlloc", "1620", "1", "6.8", "MiB"],
+        "{shown}"
+    );
 }
 
 /// `scripts/test-preload.sh` runs on a GPU what the programs say themselves (`Run:`).

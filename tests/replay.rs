@@ -421,7 +421,7 @@ fn bad_arguments_get_one_line() {
     let cases: &[(&[&str], &str)] = &[
         (
             &[],
-            "no command is given; allowed is one of replay, run, --help, --version",
+            "no command is given; allowed is one of run, report, replay, --help, --version",
         ),
         (&["replai"], "there is no command 'replai'; allowed"),
         (&["--replay"], "'--replay'; allowed"),

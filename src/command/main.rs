@@ -3,6 +3,7 @@
 //! Exit status: 0 when all that was asked was done, 1 when some of it could not be (a line on
 //! standard error says what), 2 for arguments that make no sense. `run` leaves with its program's.
 
+mod measured;
 mod replay;
 mod report;
 mod run;
@@ -14,13 +15,14 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-const COMMANDS: &str = "replay, run, --help, --version";
+const COMMANDS: &str = "run, report, replay, --help, --version";
 
 const HELP: &str = "\
 A CUDA memory allocator, and what goes with it.
 
-  concertina replay FILE…   replays recorded allocations and measures (replay --help says more)
   concertina run COMMAND…   runs a CUDA program with its memory from the pool (run --help says more)
+  concertina report FILE…   shows statistics that programs have left (report --help says more)
+  concertina replay FILE…   replays recorded allocations and measures (replay --help says more)
   concertina --version
   concertina --help
 ";
@@ -68,11 +70,25 @@ Exit status: that of COMMAND; 125 without the library, 126 if COMMAND can't be r
 none.
 ";
 
+const REPORT_OPTIONS: &str = "FILE…, --help";
+
+const REPORT_HELP: &str = "\
+Shows what programs have left where CONCERTINA_STATS said, or `concertina run --stats`.
+
+  concertina report FILE…
+
+First each device of each process: the most memory that was in use at one time and the most that was
+held from the driver, the limit, how often memory ran out, and how many blocks were not freed. Then,
+over all files, the calls of preloaded programs for memory, and the library's own to the driver.
+Exit status 1: a file could not be read, or holds no statistics.
+";
+
 /// What the arguments ask for.
 enum Request {
     Run(run::Options),
     Print(String),
     Replay(replay::Options),
+    Report(Vec<PathBuf>),
 }
 
 fn main() -> ExitCode {
@@ -87,6 +103,7 @@ fn main() -> ExitCode {
     let done = match request {
         Request::Print(text) => out.write_all(text.as_bytes()).map(|()| true),
         Request::Replay(options) => replay::run(&options, &mut out),
+        Request::Report(files) => report::run(&files, &mut out),
         Request::Run(options) => {
             let (why, status) = run::run(&options);
             complain(&why);
@@ -119,6 +136,7 @@ fn request(mut arguments: lexopt::Parser) -> Result<Request, String> {
     {
         Some(Value(command)) if command == "replay" => replay_request(arguments),
         Some(Value(command)) if command == "run" => run_request(arguments),
+        Some(Value(command)) if command == "report" => report_request(arguments),
         Some(Long("help") | Short('h')) => only(arguments, "--help", HELP.into()),
         Some(Long("version") | Short('V')) => {
             let version = env!("CARGO_PKG_VERSION");
@@ -186,6 +204,23 @@ fn replay_request(mut arguments: lexopt::Parser) -> Result<Request, String> {
         );
     }
     Ok(Request::Replay(options))
+}
+
+fn report_request(mut arguments: lexopt::Parser) -> Result<Request, String> {
+    use lexopt::Arg::{Long, Short, Value};
+    let wrong = |error: lexopt::Error| format!("report: {error}; allowed are {REPORT_OPTIONS}");
+    let mut files = Vec::new();
+    while let Some(argument) = arguments.next().map_err(wrong)? {
+        match argument {
+            Long("help") | Short('h') => return Ok(Request::Print(REPORT_HELP.into())),
+            Value(file) => files.push(PathBuf::from(file)),
+            other => return Err(wrong(other.unexpected())),
+        }
+    }
+    match files.is_empty() {
+        true => Err("report: no file is given; at least one is needed".into()),
+        false => Ok(Request::Report(files)),
+    }
 }
 
 fn run_request(mut arguments: lexopt::Parser) -> Result<Request, String> {

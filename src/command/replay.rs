@@ -5,7 +5,7 @@
 //! over the events is timed. Every figure is the pool's own.
 
 use crate::complain;
-use crate::report::{Report, Table};
+use crate::measured::{Report, Table};
 use crate::trace::{self, Event, Trace};
 use concertina_engine::driver::{self, Functions};
 use concertina_engine::runtime::settings::Settings;

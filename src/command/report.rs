@@ -1,193 +1,187 @@
-//! What a replay measured, as a line of JSON for programs and as a row of a table for people.
+//! `concertina report`: what statistics say, for people.
 
-use crate::replay::Options;
-use crate::trace::{Trace, printable};
-use concertina_engine::runtime::Figures;
-use serde_json::{Map, Value, json};
+use crate::trace::printable;
+use concertina_engine::runtime::stats::SCHEMA_VERSION;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::fs;
 use std::io::{self, Write};
-use std::time::Duration;
+use std::path::{Path, PathBuf};
 
-/// What was measured.
-pub struct Report {
-    pub driver: &'static str,
-    pub device: String,
-    /// By pass: how long it took.
-    pub times: Vec<Duration>,
-    /// By pass, the last one that did not complete included: the pool's figures at its end. Their
-    /// peaks are those of the pass, their sums those since the start.
-    pub figures: Vec<Figures>,
-    /// Why the trace did not complete.
-    pub stopped: Option<String>,
-    /// With `--min-limit`, where the trace completes without a limit.
-    pub min_limit_bytes: Option<u64>,
-}
-
-impl Report {
-    pub fn completed(&self) -> bool {
-        self.stopped.is_none()
-    }
-
-    pub fn peak_reserved_bytes(&self) -> u64 {
-        self.figures
-            .iter()
-            .map(Figures::peak_reserved_bytes)
-            .max()
-            .unwrap_or(0)
-    }
-
-    fn cold_ns(&self, trace: &Trace) -> Option<f64> {
-        self.times
-            .first()
-            .map(|time| time.as_nanos() as f64 / trace.events.len() as f64)
-    }
-
-    /// The median of the passes after the first.
-    fn warm_ns(&self, trace: &Trace) -> Option<f64> {
-        let mut warm: Vec<f64> = self
-            .times
-            .iter()
-            .skip(1)
-            .map(|time| time.as_nanos() as f64)
-            .collect();
-        warm.sort_by(f64::total_cmp);
-        let (low, high) = (
-            warm.get(warm.len().checked_sub(1)? / 2)?,
-            warm.get(warm.len() / 2)?,
-        );
-        Some((low + high) / 2.0 / trace.events.len() as f64)
-    }
-
-    /// The report on one line. Byte counts are exact; times are rounded to a tenth of a nanosecond.
-    pub fn json(&self, name: &str, trace: &Trace, options: &Options) -> Value {
-        let tenth = |ns: Option<f64>| ns.map(|ns| (ns * 10.0).round() / 10.0);
-        let mut line = json!({
-            "trace": name,
-            "driver": self.driver,
-            "device": self.device,
-            "events": trace.events.len(),
-            "streams": trace.streams.len(),
-            "passes": options.passes,
-            "late": options.late.unwrap_or(0),
-            "limit_bytes": options.limit_bytes,
-            "completed": self.completed(),
-            "peak_live_bytes": trace.peak_live_bytes,
-            "peak_reserved_bytes": self.peak_reserved_bytes(),
-            "peak_reserved_bytes_cold": self.figures.first().map(Figures::peak_reserved_bytes),
-            "peak_reserved_bytes_last": self.figures.last().map(Figures::peak_reserved_bytes),
-            "reserved_ratio": ratio(self.peak_reserved_bytes(), trace),
-            "ns_per_event_cold": tenth(self.cold_ns(trace)),
-            "ns_per_event_warm": tenth(self.warm_ns(trace)),
-        });
-        if options.min_limit {
-            line["min_limit_bytes"] = self.min_limit_bytes.into();
-            line["min_limit_ratio"] = self.min_limit_bytes.map(|bytes| ratio(bytes, trace)).into();
+/// Writes a table of the devices of all files, and what their processes and the library called, summed
+/// over them. Files that are no statistics are named on standard error; the answer is whether there
+/// were none.
+pub fn run(files: &[PathBuf], out: &mut impl Write) -> io::Result<bool> {
+    let mut processes = Vec::new();
+    for file in files {
+        match read(file) {
+            Ok(process) => processes.push(process),
+            Err(why) => crate::complain(&format!("report: {}: {why}", file.display())),
         }
-        line["driver_ms_cold"] = self.figures.first().map(driver_ms).into();
-        line["driver_ms"] = self.figures.last().map(driver_ms).into();
-        let calls = self.figures.last().map(|figures| &figures.calls[..]);
-        let made = calls
-            .unwrap_or_default()
-            .iter()
-            .filter(|(_, figures)| figures.count > 0);
-        line["driver_calls"] = made
-            .map(|(call, figures)| (call.name().to_owned(), figures.count.into()))
-            .collect::<Map<_, _>>()
-            .into();
-        line
+    }
+    if !processes.is_empty() {
+        let calls = sums(processes.iter().map(|process| &process["calls"]));
+        let of_devices = processes.iter().flat_map(devices);
+        let driver_calls = sums(of_devices.map(|device| &device["driver_calls"]));
+        write_table(out, &memory(&processes))?;
+        for (title, calls) in [
+            ("the program's calls", calls),
+            ("calls to the driver", driver_calls),
+        ] {
+            if !calls.is_empty() {
+                writeln!(out)?;
+                write_table(out, &calls_table(title, &calls))?;
+            }
+        }
+    }
+    Ok(processes.len() == files.len())
+}
+
+/// One process's statistics.
+fn read(file: &Path) -> Result<Value, String> {
+    let text = fs::read_to_string(file).map_err(|error| error.to_string())?;
+    let process: Value =
+        serde_json::from_str(&text).map_err(|error| format!("no JSON: {error}"))?;
+    match process["schema_version"].as_u64() {
+        Some(version) if version == u64::from(SCHEMA_VERSION) => Ok(process),
+        Some(version) => Err(format!(
+            "these statistics have schema_version {version}, and this command knows {SCHEMA_VERSION}"
+        )),
+        None => Err("no statistics: there is no schema_version".into()),
     }
 }
 
-/// `bytes` over the trace's peak live, to six digits.
-fn ratio(bytes: u64, trace: &Trace) -> f64 {
-    (bytes as f64 / trace.peak_live_bytes as f64 * 1e6).round() / 1e6
+fn devices(process: &Value) -> impl Iterator<Item = &Value> {
+    process["devices"].as_array().into_iter().flatten()
 }
 
-/// Milliseconds spent in driver calls so far, to the microsecond.
-fn driver_ms(figures: &Figures) -> f64 {
-    let nanoseconds: u64 = figures.calls.iter().map(|(_, call)| call.nanoseconds).sum();
-    (nanoseconds / 1000) as f64 / 1e3
+type Row = Vec<String>;
+
+/// A row for each device of each process.
+fn memory(processes: &[Value]) -> Vec<Row> {
+    let heads = [
+        "process",
+        "device",
+        "most in use",
+        "most held",
+        "held / in use",
+        "limit",
+        "out of memory",
+        "not freed",
+    ];
+    let mut rows = vec![heads.map(String::from).to_vec()];
+    for process in processes {
+        let number = show(process["pid"].as_u64(), |pid| pid.to_string());
+        let before = rows.len();
+        for device in devices(process) {
+            let name = device["name"].as_str().unwrap_or("-");
+            let ordinal = show(device["device"].as_i64(), |ordinal| ordinal.to_string());
+            let counter = |name: &str| device["memory_stats"][name].as_u64();
+            let used = counter("allocated_bytes.all.peak");
+            let held = counter("reserved_bytes.all.peak");
+            let ratio = used.filter(|used| *used > 0).zip(held);
+            rows.push(vec![
+                number.clone(),
+                format!("{ordinal} ({})", printable(name)),
+                show(used, mebibytes),
+                show(held, mebibytes),
+                show(ratio, |(used, held)| {
+                    format!("{:.3}", held as f64 / used as f64)
+                }),
+                show(device["limit_bytes"].as_u64(), mebibytes),
+                show(counter("num_ooms"), |times| times.to_string()),
+                show(device["live_blocks"].as_u64(), |blocks| blocks.to_string()),
+            ]);
+        }
+        if rows.len() == before {
+            let mut row = vec![number];
+            row.resize(heads.len(), "-".into());
+            rows.push(row);
+        }
+    }
+    rows
 }
 
-/// The report for people: a row a trace.
-pub struct Table {
-    name_width: usize,
-    /// How many of [`COLUMNS`] there are.
-    columns: usize,
-    headed: bool,
+fn show<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(|| "-".into(), text)
 }
 
-/// The columns after the trace's name, and their widths.
-const COLUMNS: [(&str, usize); 12] = [
-    ("driver", 6),
-    ("events", 9),
-    ("streams", 7),
-    ("live MiB", 10),
-    ("reserved", 10),
-    ("ratio", 7),
-    ("cold ns", 8),
-    ("warm ns", 8),
-    ("driver ms", 9),
-    ("completed", 9),
-    ("min limit", 10),
-    ("ratio", 7),
-];
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
+}
 
-impl Table {
-    /// A table for the traces of these names, the smallest limits included if asked for.
-    pub fn new(names: &[String], min_limit: bool) -> Self {
-        let widths = names.iter().map(|name| printable(name).chars().count());
-        let name_width = widths.max().unwrap_or(0).max("trace".len());
-        let columns = if min_limit {
-            COLUMNS.len()
-        } else {
-            COLUMNS.len() - 2
+/// Figures by function: those of all objects added up. What one does not know, the sum does not know.
+type Sums = BTreeMap<String, Map<String, Value>>;
+
+fn sums<'a>(objects: impl Iterator<Item = &'a Value>) -> Sums {
+    let mut sums = Sums::new();
+    for (name, figures) in objects.filter_map(Value::as_object).flatten() {
+        let Some(figures) = figures.as_object() else {
+            continue;
         };
-        Table {
-            name_width,
-            columns,
-            headed: false,
+        match sums.get_mut(name) {
+            None => {
+                sums.insert(name.clone(), figures.clone());
+            }
+            Some(sum) => sum.iter_mut().for_each(|(figure, sum)| {
+                let more = figures.get(figure).and_then(Value::as_u64);
+                let both = sum.as_u64().zip(more);
+                *sum = both.map(|(sum, more)| sum.saturating_add(more)).into();
+            }),
         }
     }
+    sums.retain(|_, figures| figures.get("count").and_then(Value::as_u64) != Some(0));
+    sums
+}
 
-    /// Writes a row, below the names of the columns if it is the first.
-    pub fn row(
-        &mut self,
-        out: &mut impl Write,
-        name: &str,
-        trace: &Trace,
-        report: &Report,
-    ) -> io::Result<()> {
-        if !std::mem::replace(&mut self.headed, true) {
-            self.line(out, "trace", COLUMNS.map(|(column, _)| column.into()))?;
-        }
-        let mib = |bytes: u64| format!("{:.1}", bytes as f64 / (1 << 20) as f64);
-        let times = |bytes: u64| format!("{:.4}", ratio(bytes, trace));
-        let tenths = |number: f64| format!("{number:.1}");
-        let or_none = |cell: Option<String>| cell.unwrap_or_else(|| "-".into());
-        let reserved = report.peak_reserved_bytes();
-        let cells = [
-            report.driver.into(),
-            trace.events.len().to_string(),
-            trace.streams.len().to_string(),
-            mib(trace.peak_live_bytes),
-            mib(reserved),
-            times(reserved),
-            or_none(report.cold_ns(trace).map(tenths)),
-            or_none(report.warm_ns(trace).map(tenths)),
-            or_none(report.figures.first().map(driver_ms).map(tenths)),
-            if report.completed() { "yes" } else { "no" }.into(),
-            or_none(report.min_limit_bytes.map(mib)),
-            or_none(report.min_limit_bytes.map(times)),
+/// A row for each function, those that took longest first.
+fn calls_table(title: &str, calls: &Sums) -> Vec<Row> {
+    let figure = |figures: &Map<String, Value>, name: &str| figures.get(name)?.as_u64();
+    let has_bytes = calls.values().any(|figures| figures.contains_key("bytes"));
+    let mut heads = vec![title, "times", "failed", "asked for", "time", "each"];
+    if !has_bytes {
+        heads.remove(3);
+    }
+    let mut order: Vec<_> = calls.iter().collect();
+    order.sort_by_key(|(_, figures)| std::cmp::Reverse(figure(figures, "nanoseconds")));
+    let rows = order.into_iter().map(|(name, figures)| {
+        let count = figure(figures, "count");
+        let time = figure(figures, "nanoseconds");
+        let each = time.zip(count.filter(|count| *count > 0));
+        let mut row = vec![
+            printable(name).to_string(),
+            show(count, |count| count.to_string()),
+            show(figure(figures, "failed"), |failed| failed.to_string()),
+            show(figure(figures, "bytes"), mebibytes),
+            show(time, |time| format!("{:.3} ms", time as f64 / 1e6)),
+            show(each, |(time, count)| {
+                format!("{:.3} us", time as f64 / count as f64 / 1e3)
+            }),
         ];
-        self.line(out, name, cells)
-    }
-
-    fn line(&self, out: &mut impl Write, name: &str, cells: [String; 12]) -> io::Result<()> {
-        let width = self.name_width;
-        write!(out, "{:width$}", printable(name))?;
-        for (cell, (_, width)) in cells.iter().zip(COLUMNS).take(self.columns) {
-            write!(out, "  {cell:>width$}")?;
+        if !has_bytes {
+            row.remove(3);
         }
-        writeln!(out)
+        row
+    });
+    let heads = heads.into_iter().map(String::from).collect();
+    std::iter::once(heads).chain(rows).collect()
+}
+
+/// Columns two spaces apart, numbers to the right.
+fn write_table(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    for row in rows {
+        let cells = row.iter().zip(&widths).enumerate();
+        let cells = cells.map(|(column, (cell, width))| match column {
+            0 => format!("{cell:<width$}"),
+            _ => format!("{cell:>width$}"),
+        });
+        writeln!(out, "{}", cells.collect::<Vec<_>>().join("  "))?;
     }
+    Ok(())
 }

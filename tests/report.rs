@@ -1,0 +1,140 @@
+//! `concertina report`: what it shows of statistics, and what it says of other files.
+
+mod library;
+
+use library::Scratch;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+fn report(files: &[PathBuf]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_concertina"));
+    let output = command.arg("report").args(files).output();
+    output.expect("it runs")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("text")
+}
+
+/// Statistics of a process with one device, which has had this many bytes in use and held.
+fn process(number: u32, used: u64, held: u64, calls: Value) -> Value {
+    json!({
+        "schema_version": 1, "version": "0.1.0", "pid": number, "time": 1, "driver": "cuda",
+        "calls": calls,
+        "devices": [{
+            "device": 0, "name": "GPU", "total_bytes": 1 << 30, "busy": false,
+            "memory_stats": {
+                "allocated_bytes.all.peak": used, "reserved_bytes.all.peak": held, "num_ooms": 2,
+            },
+            "limit_bytes": null, "live_blocks": 3,
+            "driver_calls": {
+                "cuMemCreate": {"count": 2, "nanoseconds": 3000, "failed": 1},
+                "cuMemMap": {"count": 0, "nanoseconds": 0, "failed": 0},
+            },
+        }],
+    })
+}
+
+#[test]
+fn it_shows_devices_and_sums_of_calls() {
+    let scratch = Scratch::new("report-shows");
+    let calls = |nanoseconds: Value| {
+        json!({
+            "cuMemFree": {"count": 1, "failed": 0, "nanoseconds": 500},
+            "cuMemAlloc": {"count": 2, "failed": 1, "bytes": 1 << 20, "nanoseconds": nanoseconds},
+        })
+    };
+    let mut files = Vec::new();
+    for (name, process) in [
+        ("one", process(17, 8 << 20, 12 << 20, calls(json!(1000)))),
+        ("two", process(4, 0, 0, calls(json!(2000)))),
+        (
+            "none",
+            json!({"schema_version": 1, "pid": 5, "calls": {}, "devices": []}),
+        ),
+    ] {
+        files.push(scratch.path().join(name));
+        fs::write(&files[files.len() - 1], process.to_string()).expect("a file");
+    }
+    let output = report(&files);
+    assert_eq!(text(&output.stderr), "");
+    assert_eq!(
+        text(&output.stdout),
+        "\
+process   device  most in use  most held  held / in use  limit  out of memory  not freed
+17       0 (GPU)      8.0 MiB   12.0 MiB          1.500      -              2          3
+4        0 (GPU)      0.0 MiB    0.0 MiB              -      -              2          3
+5              -            -          -              -      -              -          -
+
+the program's calls  times  failed  asked for      time      each
+cuMemAlloc               4       2    2.0 MiB  0.003 ms  0.750 us
+cuMemFree                2       0          -  0.001 ms  0.500 us
+
+calls to the driver  times  failed      time      each
+cuMemCreate              4       2  0.006 ms  1.500 us
+"
+    );
+    assert!(output.status.success());
+}
+
+/// Where the time of one process is not known, that of all is not.
+#[test]
+fn it_adds_up_no_part_of_a_sum() {
+    let scratch = Scratch::new("report-null");
+    let files: Vec<_> = [json!(1000), json!(null)]
+        .into_iter()
+        .enumerate()
+        .map(|(at, time)| {
+            let calls = json!({"cuMemFree": {"count": 1, "failed": 0, "nanoseconds": time}});
+            let file = scratch.path().join(at.to_string());
+            fs::write(&file, process(1, 1, 1, calls).to_string()).expect("a file");
+            file
+        })
+        .collect();
+    let said = report(&files);
+    let line = "cuMemFree                2       0     -     -\n";
+    assert!(text(&said.stdout).contains(line), "{said:?}");
+}
+
+#[test]
+fn what_is_no_statistics_is_named() {
+    let scratch = Scratch::new("report-named");
+    let good = scratch.path().join("good");
+    fs::write(&good, process(1, 1, 1, json!({})).to_string()).expect("a file");
+    for (name, content, why) in [
+        ("absent", None, "No such file"),
+        ("text", Some("{"), "no JSON: "),
+        (
+            "other",
+            Some("{}"),
+            "no statistics: there is no schema_version",
+        ),
+        (
+            "newer",
+            Some("{\"schema_version\": 999}"),
+            "schema_version 999",
+        ),
+    ] {
+        let file = scratch.path().join(name);
+        if let Some(content) = content {
+            fs::write(&file, content).expect("a file");
+        }
+        let output = report(&[file, good.clone()]);
+        let said = text(&output.stderr);
+        assert!(
+            said.starts_with("concertina: report: ") && said.contains(why),
+            "{said}"
+        );
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert_eq!(output.status.code(), Some(1));
+        assert!(text(&output.stdout).starts_with("process "), "{output:?}");
+    }
+    for arguments in [&["report"][..], &["report", "--json", "file"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_concertina"));
+        let output = command.args(arguments).output().expect("it runs");
+        assert_eq!(output.status.code(), Some(2));
+        assert_eq!(text(&output.stderr).lines().count(), 1, "{output:?}");
+    }
+}
