@@ -4,6 +4,8 @@ they say the same, and prints their times side by side.
 
     test-programs.py [options] [PROGRAM...]
 
+    test-programs.py --soak SECONDS [--library FILE]
+
 The programs are those of tests/programs/real: loops in CUDA C, with the runtime linked in and as a
 library, cuBLAS, cuDNN, CuPy, Numba, JAX, Triton and PyTorch. PROGRAMs choose some by the beginning of
 their names; `--list` names all. One whose compiler, library or Python module is not here is named with
@@ -127,9 +129,10 @@ def command(what, work):
     if arguments and arguments[0].startswith("lib"):
         link.append(str(find_library(arguments.pop(0), library_directories())))
     if not built.exists():
+        flags = "-pthread,-std=gnu11" if source.endswith(".c") else "-pthread"
         done = subprocess.run(
-            [nvcc, "-O2", "-arch=native", "-cudart", runtime, "-Xcompiler", "-pthread", "-o", built]
-            + [SOURCES / source, *link],
+            [nvcc, "-O2", "-arch=native", "-cudart", runtime, "-Xcompiler", flags]
+            + ["-o", built, SOURCES / source, *link],
             capture_output=True,
             text=True,
         )
@@ -152,7 +155,7 @@ def clean_environment():
 class Run:
     """One run of a program."""
 
-    def __init__(self, command, variables, library, stats, conf):
+    def __init__(self, command, variables, library, stats, conf, seconds=SECONDS):
         environment = clean_environment() | variables
         if command[0] != sys.executable:
             # Python's packages find their own.
@@ -162,13 +165,13 @@ class Run:
         if library:
             environment["LD_PRELOAD"] = str(library)
             environment |= {"CONCERTINA_STATS": str(stats), "CONCERTINA_CONF": conf}
-        how = {"env": environment, "capture_output": True, "text": True, "timeout": SECONDS}
+        how = {"env": environment, "capture_output": True, "text": True, "timeout": seconds}
         start = time.perf_counter()
         try:
             done = subprocess.run(command, **how)
             status, out, self.errors = f"exit status {done.returncode}", done.stdout, done.stderr
         except subprocess.TimeoutExpired as late:
-            status = f"did not end in {SECONDS} s"
+            status = f"did not end in {seconds} s"
             texts = (late.stdout, late.stderr)
             out, self.errors = ((text or b"").decode(errors="replace") for text in texts)
         self.whole = time.perf_counter() - start
@@ -251,6 +254,23 @@ def medians(pairs):
     return [statistics.median(side) for side in zip(*pairs)] if pairs else [None, None]
 
 
+def soak(options, work):
+    """Runs the soak of tests/programs/preload for a while in each way. True if nothing was wrong."""
+    ways = [(None, "bare"), (options.library, "free:strict"), (options.library, "free:relaxed")]
+    good = True
+    for kind in ("load", "storm"):
+        for library, conf in ways:
+            seconds = options.soak if library else max(options.soak // 4, 1)
+            built = command(["../preload/soak.c", "shared", kind, f"{seconds}s"], work)
+            run = Run(built, {}, library, work / "stats.json", conf, seconds + SECONDS)
+            good &= run.ended
+            pooled = f", {run.pooled} allocations from the pool" if library else ""
+            print(f"{'passed' if run.ended else 'FAILED'} soak {kind} {conf}, {seconds} s{pooled}")
+            print("\n".join(f"    {line}" for line in [*run.said, *run.errors.splitlines()]))
+            sys.stdout.flush()
+    return good
+
+
 HEAD = """\
 | program | same results | from the pool | loop, bare | preloaded | ratio \
 | whole, bare | preloaded | ratio | pairs |
@@ -277,6 +297,7 @@ def main():
     option("--rounds", type=int, default=5, help="pairs of runs; five times as many of start (5)")
     option("--seconds", type=float, default=10, help="then no pair of a program after the second (10)")
     option("--conf", default="", help="CONCERTINA_CONF when preloaded, such as free:relaxed")
+    option("--soak", type=int, metavar="SECONDS", help="a changing load and storms instead, so long each")
     option("--list", action="store_true", help="name the programs and end")
     options = parser.parse_args()
     if options.list:
@@ -288,6 +309,11 @@ def main():
         if not any(name.startswith(text) for name, _, _ in PROGRAMS):
             parser.error(f"no program begins with {text}; --list names all")
     options.library = find_library_of_ours(options.library)
+    if options.soak is not None:
+        if options.soak < 4:
+            parser.error("--soak: 4 seconds or more are wanted")
+        with tempfile.TemporaryDirectory() as directory:
+            return 0 if soak(options, pathlib.Path(directory)) else 1
 
     print(HEAD, flush=True)
     times, failed, missing = {}, {}, {}

@@ -193,15 +193,22 @@ impl Trial<'_> {
     /// Runs the program with a library, which may be none, and variables besides the case's. Returns
     /// all that it says, its status last, and how many allocations the pool served.
     fn run(&self, library: Option<&Path>, variables: &[(&str, &str)]) -> (String, u64) {
+        self.run_with(library, variables, self.case.arguments)
+    }
+
+    /// The same with other arguments than the case's.
+    fn run_with(
+        &self,
+        library: Option<&Path>,
+        variables: &[(&str, &str)],
+        arguments: &[&str],
+    ) -> (String, u64) {
         let stats = self.stats();
         let _ = fs::remove_file(&stats);
         let _ = fs::remove_file(self.violations());
         // Whatever goes wrong, no program runs for ever.
         let mut command = Command::new("timeout");
-        command
-            .arg("60")
-            .arg(&self.program)
-            .args(self.case.arguments);
+        command.arg("60").arg(&self.program).args(arguments);
         for name in [
             "CONCERTINA_CONF",
             "CONCERTINA_DISABLE",
@@ -480,6 +487,114 @@ fn failures_that_the_driver_makes_up_for() {
             );
             assert_eq!(said, bare, "{failure}");
         }
+    }
+}
+
+/// What the stand-in reports at exit: how often each function was called, and what was not given back.
+fn report(path: &Path) -> Vec<(String, u64)> {
+    let text = fs::read_to_string(path).expect("a report");
+    let entry = |line: &str| {
+        let (name, count) = line.split_once(' ')?;
+        Some((name.to_string(), count.parse().ok()?))
+    };
+    text.lines()
+        .map(|line| entry(line).expect("a name and a number"))
+        .collect()
+}
+
+/// Whichever call of the driver's fails, at whichever use: the program gets that error, or none; what it
+/// holds stays as it is; and nothing is lost.
+#[test]
+fn any_call_may_fail() {
+    /// Uses of a function that are tried, at most.
+    const USES: u64 = 8;
+    const GOOD: &str = "0 wrong, all there\nexit status: 0";
+    /// How a line begins that says why there is no pool, or one without mapped memory.
+    const SAID: [&str; 2] = [
+        "concertina: no memory can be had: the CUDA driver does not start: ",
+        "concertina: device 0 (Simulated GPU) cannot map memory: ",
+    ];
+    let case = Case::of("unlucky");
+    let trial = Trial::new("unlucky", &case);
+    let kept = trial.scratch.path().join("report");
+    let mut mistakes = Vec::new();
+    for (pace, conf) in [
+        ("immediate", ""),
+        ("held", ""),
+        ("held", "free:relaxed"),
+        ("immediate", "expandable_segments:False"),
+    ] {
+        let mut run = |failure: &str| {
+            let mut variables = vec![
+                ("STANDIN_MEMORY_MB", "160"),
+                ("STANDIN_PACE", pace),
+                ("STANDIN_REPORT", kept.to_str().expect("text")),
+                ("CONCERTINA_CONF", conf),
+            ];
+            if !failure.is_empty() {
+                variables.push(("STANDIN_FAIL", failure));
+            }
+            let status = failure.rsplit(':').next().unwrap_or_default();
+            let (said, _) = trial.run_with(Some(library()), &variables, &[status]);
+            let said = said
+                .lines()
+                .filter(|line| !SAID.iter().any(|it| line.starts_with(it)));
+            let said = said.collect::<Vec<_>>().join("\n");
+            let violations = fs::read_to_string(trial.violations()).unwrap_or_default();
+            let report = report(&kept);
+            let left = |name| report.iter().any(|(it, count)| it == name && *count > 0);
+            // What begins CUDA may fail for good, without the library, too.
+            let good = match said == GOOD {
+                true => !["bytes", "handles", "mappings"].into_iter().any(left),
+                false => said == trial.run_with(None, &variables, &[status]).0,
+            };
+            if !good || !violations.is_empty() {
+                let left: Vec<_> = report.iter().rev().take(4).collect();
+                mistakes.push(format!(
+                    "{failure} {pace} {conf}: {said}\n{violations}{left:?}"
+                ));
+            }
+            report
+        };
+        let calls = run("");
+        for (function, count) in calls.iter().filter(|(name, _)| name.starts_with("cu")) {
+            let step = count.div_ceil(USES) as usize;
+            for (which, nth) in (1..=*count).step_by(step).enumerate() {
+                let status = if which % 2 == 0 { 999 } else { 2 };
+                run(&format!("{function}:{nth}:{status}"));
+            }
+        }
+    }
+    assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
+}
+
+/// Loads that change from round to round, and storms that take all memory: nothing adds up.
+#[test]
+fn what_is_kept_does_not_grow() {
+    let case = Case::of("soak");
+    let trial = Trial::new("soak", &case);
+    let rounds = |kind: &str, pace: &str, conf: &str, library: Option<&Path>, mistake: &str| {
+        let variables = [
+            ("STANDIN_MEMORY_MB", "512"),
+            ("STANDIN_PACE", pace),
+            ("CONCERTINA_CONF", conf),
+            ("CONCERTINA_BREAK", mistake),
+        ];
+        let (said, pooled) = trial.run_with(library, &variables, &[kind, "8"]);
+        let good = said.starts_with("0 wrong\n") && said.ends_with("exit status: 0");
+        let violations = fs::read_to_string(trial.violations()).unwrap_or_default();
+        (good && violations.is_empty(), pooled, said + &violations)
+    };
+    for kind in ["load", "storm"] {
+        for pace in ["immediate", "held"] {
+            for conf in ["", "free:relaxed"] {
+                let (good, pooled, said) = rounds(kind, pace, conf, Some(library()), "");
+                assert!(good && pooled > 0, "{kind}, {pace}, {conf}: {said}");
+            }
+        }
+        assert!(rounds(kind, "held", "", None, "").0, "{kind}, bare");
+        let (good, _, said) = rounds(kind, "held", "", Some(breakable_library()), "leak");
+        assert!(!good, "{kind} does not notice a leak: {said}");
     }
 }
 

@@ -513,7 +513,9 @@ impl Device {
     /// Gives every chunk that is wholly free back to the driver; waits for the device first where
     /// free memory may still be in use. Memory of private pools that are in use is kept.
     pub fn empty_cache(&self) {
-        self.settled().pool.trim_all(None);
+        let mut state = self.settled();
+        state.pool.trim_all(None);
+        state.pool.gpu_mut().give_back_leftovers();
     }
 
     /// Looks after idle memory, as is to be done now and then: whole free chunks that nobody has used

@@ -55,6 +55,7 @@ enum Leftover {
     Chunk { handle: Handle, size: u64 },
     Segment { address: u64, size: u64 },
     Mapping { address: u64, size: u64 },
+    Addresses { address: u64, size: u64 },
 }
 
 /// The driver's side of one device's pool.
@@ -65,7 +66,8 @@ pub struct DriverGpu {
     access: Vec<CUmemAccessDesc>,
     /// Events to be used again, as addresses.
     events: Vec<usize>,
-    /// What the driver did not take back when it was asked to; asked again before more is taken.
+    /// What the driver did not take back when it was asked to; asked again before more is taken, and
+    /// when all is given back.
     leftovers: Vec<Leftover>,
     /// A stream is being captured: nothing may wait or ask.
     pub capturing: bool,
@@ -359,11 +361,15 @@ impl DriverGpu {
                 // SAFETY: the pool made the mapping, and nothing uses it.
                 unsafe { (f.cuMemUnmap)(address, size as usize) }
             }),
+            Leftover::Addresses { address, size } => self.call(Call::FreeAddress, |f| {
+                // SAFETY: the pool reserved the range, has forgotten it, and nothing is mapped in it.
+                unsafe { (f.cuMemAddressFree)(address, size as usize) }
+            }),
         };
         match what {
             _ if status != 0 => self.leftovers.push(what),
             Leftover::Chunk { size, .. } | Leftover::Segment { size, .. } => self.ledger.give(size),
-            Leftover::Mapping { .. } => {}
+            Leftover::Mapping { .. } | Leftover::Addresses { .. } => {}
         }
     }
 
@@ -443,10 +449,7 @@ impl Gpu for DriverGpu {
     }
 
     fn unreserve(&mut self, address: u64, size: u64) {
-        // SAFETY: the pool reserved the range and nothing is mapped in it.
-        self.call(Call::FreeAddress, |f| unsafe {
-            (f.cuMemAddressFree)(address, size as usize)
-        });
+        self.give_back(Leftover::Addresses { address, size });
     }
 
     fn map(&mut self, address: u64, size: u64, chunk: Handle) -> Result<(), Refusal> {

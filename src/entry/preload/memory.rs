@@ -142,6 +142,9 @@ pub fn free(address: u64) -> Answer {
     }
     let allocator = allocator_in_use()?;
     attributes::forget(address);
+    if is_broken("leak") {
+        return Some(0);
+    }
     let here = context::known_device();
     if let Some(status) = here.and_then(|device| free_here(allocator, device, address)) {
         return Some(status);

@@ -1,10 +1,10 @@
 //! The process's one machine: made from the settings before the first call, looked at after the last.
 
 use crate::settings::Settings;
-use concertina_sim::{Machine, Pace};
+use concertina_sim::{FUNCTIONS, Machine, Pace};
 use cudarc::driver::sys::CUresult;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,8 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 struct Made {
     /// Whether every call lets the machine's clock advance.
     ticks: bool,
+    devices: usize,
     /// Where violations are written at exit.
     violations: Option<PathBuf>,
+    /// Where calls and what is left are written at exit.
+    report: Option<PathBuf>,
 }
 
 static MADE: OnceLock<Made> = OnceLock::new();
@@ -40,6 +43,7 @@ fn make() -> Made {
         let _ = writeln!(std::io::stderr(), "stand-in driver: {mistake}");
         std::process::abort();
     });
+    let devices = settings.config.devices;
     let machine = Machine::new(settings.config);
     machine.set_pace(settings.pace);
     for (function, nth, status) in settings.failures {
@@ -56,7 +60,9 @@ fn make() -> Made {
     }
     Made {
         ticks: matches!(settings.pace, Pace::Late(_)),
+        devices,
         violations: settings.violations,
+        report: settings.report,
     }
 }
 
@@ -64,19 +70,41 @@ extern "C" fn forked() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
-/// Writes the violations, if there were any.
+/// Writes the violations, if there were any, and the report.
 extern "C" fn ended() {
     if FORKED.load(Ordering::Relaxed) {
         return;
     }
-    let Some(path) = MADE.get().and_then(|made| made.violations.as_ref()) else {
+    let Some(made) = MADE.get() else {
         return;
     };
-    let violations = Machine::current().violations();
-    if !violations.is_empty() {
-        let text = violations.join("\n") + "\n";
-        if let Err(error) = std::fs::write(path, text) {
-            let _ = writeln!(std::io::stderr(), "stand-in driver: {path:?}: {error}");
-        }
+    let machine = Machine::current();
+    let violations = machine.violations();
+    if let Some(path) = made.violations.as_ref().filter(|_| !violations.is_empty()) {
+        write(path, &(violations.join("\n") + "\n"));
+    }
+    if let Some(path) = &made.report {
+        write(path, &report(&machine, made.devices));
+    }
+}
+
+/// What was called, and what was not given back, a line each.
+fn report(machine: &Machine, devices: usize) -> String {
+    let calls = FUNCTIONS.iter().map(|name| (*name, machine.calls(name)));
+    let left = [
+        ("bytes", (0..devices).map(|it| machine.used(it)).sum()),
+        ("handles", machine.handles() as u64),
+        ("mappings", machine.mappings() as u64),
+        ("addresses", machine.reserved_addresses()),
+    ];
+    let lines = calls.filter(|(_, count)| *count > 0).chain(left);
+    lines
+        .map(|(name, count)| format!("{name} {count}\n"))
+        .collect()
+}
+
+fn write(path: &Path, text: &str) {
+    if let Err(error) = std::fs::write(path, text) {
+        let _ = writeln!(std::io::stderr(), "stand-in driver: {path:?}: {error}");
     }
 }

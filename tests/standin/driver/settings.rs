@@ -9,6 +9,7 @@
 //! | `STANDIN_PACE` | `immediate` | when queued work runs: `immediate`; `held`, until something waits for it; `random:SEED`; `late:N`, N driver calls later |
 //! | `STANDIN_FAIL` | none | failures by comma: `FUNCTION:NTH:STATUS`, such as `cuMemCreate:3:2`; NTH `*` is every use, STATUS a number of `CUresult` |
 //! | `STANDIN_VIOLATIONS` | none | a file to which, at exit, what a real GPU would punish is written, a line each, if there was any |
+//! | `STANDIN_REPORT` | none | a file to which, at exit, is written how often each function was called, as `FUNCTION COUNT`, and what was not given back: `bytes`, `handles`, `mappings`, `addresses` |
 //!
 //! A mistake in them ends the process at once: a test that ran on another machine than it asked for
 //! would prove nothing.
@@ -26,6 +27,7 @@ pub(crate) struct Settings {
     pub pace: Pace,
     pub failures: Vec<(String, Option<u64>, CUresult)>,
     pub violations: Option<PathBuf>,
+    pub report: Option<PathBuf>,
 }
 
 impl Settings {
@@ -44,6 +46,7 @@ impl Settings {
             pace: pace()?,
             failures: failures()?,
             violations: env::var_os("STANDIN_VIOLATIONS").map(PathBuf::from),
+            report: env::var_os("STANDIN_REPORT").map(PathBuf::from),
         })
     }
 }

@@ -195,7 +195,11 @@ impl Device {
         }
         state.foreign.clear();
         state.pool.gpu_mut().ended = ended;
-        state.pool.trim_all(None);
+        // What the driver refuses once is asked again.
+        for _ in 0..2 {
+            state.pool.trim_all(None);
+            state.pool.gpu_mut().give_back_leftovers();
+        }
         state.pool.gpu_mut().ended = false;
         state.pool.gpu_mut().drop_events(ended);
     }
