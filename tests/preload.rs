@@ -767,6 +767,57 @@ fn calls_are_counted_by_function() {
     );
 }
 
+#[test]
+fn calls_are_counted_by_caller_where_that_is_asked() {
+    let scratch = Scratch::new("preload-callers");
+    let link = format!("-L{}", standin().display());
+    let shared = ["-shared", "-fPIC", &link, "-lcudart"];
+    let taker = compile(&scratch, "callers_library.c", "libtaker.so", &shared);
+    let taker = taker.to_str().expect("a path of text");
+    let options = [taker, &link, "-Wl,--no-as-needed", "-lcudart", "-lcuda"];
+    let program = compile(&scratch, "callers.c", "callers", &options);
+    let file = scratch.path().join("stats.json");
+    let callers = |settings: &str| {
+        let mut command = Command::new(&program);
+        command
+            .env("LD_LIBRARY_PATH", standin())
+            .env("LD_PRELOAD", library())
+            .env("CONCERTINA_STATS", &file)
+            .env("CONCERTINA_CONF", settings);
+        output(&mut command);
+        let text = fs::read_to_string(&file).expect("statistics");
+        let stats: Value = serde_json::from_str(&text).expect("JSON");
+        stats["callers"].clone()
+    };
+    assert_eq!(callers(""), Value::Null);
+    let mut callers = callers("stats_callers:True");
+    for calls in callers.as_object_mut().expect("callers").values_mut() {
+        for call in calls.as_object_mut().expect("calls").values_mut() {
+            let time = call.as_object_mut().expect("a call").remove("nanoseconds");
+            assert!(time.is_some_and(|time| time.is_u64()), "{call}");
+        }
+    }
+    let expected = json!({
+        "callers": {
+            "cuMemAlloc": {"count": 1, "failed": 0, "bytes": 5 << 20},
+            "cuMemFree": {"count": 4, "failed": 0},
+        },
+        "libtaker.so": {"cuMemAlloc": {"count": 4, "failed": 1, "bytes": 3 << 20}},
+    });
+    assert_eq!(callers, expected);
+
+    let mut report = Command::new(env!("CARGO_BIN_EXE_concertina"));
+    let shown = output(report.arg("report").arg(&file));
+    let mut lines = shown.lines();
+    assert!(
+        lines.any(|line| line.starts_with("calls by library ")),
+        "{shown}"
+    );
+    let line = lines.find(|line| line.starts_with("libtaker.so: cuMemAlloc "));
+    let cells: Vec<_> = line.expect("a line").split_whitespace().collect();
+    assert_eq!(cells[2..6], ["4", "1", "3.0", "MiB"], "{shown}");
+}
+
 /// `scripts/test-preload.sh` runs on a GPU what the programs say themselves (`Run:`).
 #[test]
 fn what_the_programs_say_of_their_runs_is_run() {

@@ -21,11 +21,14 @@ pub fn run(files: &[PathBuf], out: &mut impl Write) -> io::Result<bool> {
     }
     if !processes.is_empty() {
         let calls = sums(processes.iter().map(|process| &process["calls"]));
+        let callers: Vec<_> = processes.iter().map(by_caller).collect();
+        let callers = sums(callers.iter());
         let of_devices = processes.iter().flat_map(devices);
         let driver_calls = sums(of_devices.map(|device| &device["driver_calls"]));
         write_table(out, &memory(&processes))?;
         for (title, calls) in [
             ("the program's calls", calls),
+            ("calls by library", callers),
             ("calls to the driver", driver_calls),
         ] {
             if !calls.is_empty() {
@@ -53,6 +56,16 @@ fn read(file: &Path) -> Result<Value, String> {
 
 fn devices(process: &Value) -> impl Iterator<Item = &Value> {
     process["devices"].as_array().into_iter().flatten()
+}
+
+/// The calls of each library, by its name and the function's.
+fn by_caller(process: &Value) -> Value {
+    let callers = process["callers"].as_object().into_iter().flatten();
+    let calls = callers.flat_map(|(caller, calls)| {
+        let calls = calls.as_object().into_iter().flatten();
+        calls.map(move |(name, figures)| (format!("{caller}: {name}"), figures.clone()))
+    });
+    Value::Object(calls.collect())
 }
 
 type Row = Vec<String>;

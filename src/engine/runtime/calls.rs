@@ -8,7 +8,8 @@
 use super::lifecycle;
 use serde_json::{Map, Value, json};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -42,6 +43,50 @@ struct Counted {
     failed: AtomicU64,
     bytes: AtomicU64,
     ticks: AtomicU64,
+}
+
+/// The same, added up.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    count: u64,
+    failed: u64,
+    bytes: u64,
+    ticks: u64,
+}
+
+impl Sum {
+    fn add(&mut self, more: &Sum) {
+        self.count += more.count;
+        self.failed += more.failed;
+        self.bytes += more.bytes;
+        self.ticks += more.ticks;
+    }
+}
+
+impl Counted {
+    #[inline]
+    fn add(&self, more: &Sum, shared: bool) {
+        for (to, value) in [
+            (&self.count, more.count),
+            (&self.failed, more.failed),
+            (&self.bytes, more.bytes),
+            (&self.ticks, more.ticks),
+        ] {
+            match shared {
+                true => _ = to.fetch_add(value, Relaxed),
+                false => to.store(to.load(Relaxed) + value, Relaxed),
+            }
+        }
+    }
+
+    fn sum(&self) -> Sum {
+        Sum {
+            count: self.count.load(Relaxed),
+            failed: self.failed.load(Relaxed),
+            bytes: self.bytes.load(Relaxed),
+            ticks: self.ticks.load(Relaxed),
+        }
+    }
 }
 
 /// What one thread has counted, and threads before it that have ended.
@@ -119,6 +164,15 @@ fn take_sheet() -> &'static Sheet {
     sheet
 }
 
+/// Calls are also counted by who made them.
+static BY_CALLER: AtomicBool = AtomicBool::new(false);
+static CALLERS: Mutex<BTreeMap<&str, [Sum; FUNCTIONS.len()]>> = Mutex::new(BTreeMap::new());
+
+/// Has calls counted by who makes them, too, from now on.
+pub fn count_by_caller() {
+    BY_CALLER.store(true, Relaxed);
+}
+
 /// A call that is being made.
 pub struct Started(u64);
 
@@ -132,30 +186,33 @@ pub fn start() -> Started {
 }
 
 impl Started {
-    /// It is over, with this status, and has handed out `bytes` if it succeeded. Not to be called in a
-    /// process that was forked from one that used the library.
+    /// It is over, with this status, and has handed out `bytes` if it succeeded; `caller` tells who made
+    /// it, and is asked where that is counted. Not to be called in a process that was forked from one
+    /// that used the library.
     #[inline]
-    pub fn done(self, function: Function, status: u32, bytes: impl FnOnce() -> usize) {
-        let sheet = SHEET.get().unwrap_or_else(take_sheet);
-        let counted = &sheet.counted[function as usize];
-        let add = |to: &AtomicU64, value: u64| {
-            match sheet.shared {
-                true => to.fetch_add(value, Relaxed),
-                false => {
-                    let before = to.load(Relaxed);
-                    to.store(before + value, Relaxed);
-                    before
-                }
-            };
-        };
-        add(&counted.count, 1);
-        match status {
-            0 => add(&counted.bytes, bytes() as u64),
-            _ => add(&counted.failed, 1),
-        }
-        if self.0 != 0 {
+    pub fn done(
+        self,
+        function: Function,
+        status: u32,
+        bytes: impl FnOnce() -> usize,
+        caller: impl FnOnce() -> &'static str,
+    ) {
+        let this = Sum {
+            count: 1,
+            failed: u64::from(status != 0),
+            bytes: if status == 0 { bytes() as u64 } else { 0 },
             // Another processor's counter may be a little behind.
-            add(&counted.ticks, ticks().saturating_sub(self.0));
+            ticks: match self.0 {
+                0 => 0,
+                start => ticks().saturating_sub(start),
+            },
+        };
+        let sheet = SHEET.get().unwrap_or_else(take_sheet);
+        sheet.counted[function as usize].add(&this, sheet.shared);
+        if BY_CALLER.load(Relaxed) {
+            let caller = caller();
+            let mut callers = CALLERS.lock().unwrap_or_else(PoisonError::into_inner);
+            callers.entry(caller).or_default()[function as usize].add(&this);
         }
     }
 }
@@ -193,29 +250,44 @@ fn nanoseconds_of_tick() -> Option<f64> {
 }
 
 /// What was called so far, by function.
-pub fn json() -> Map<String, Value> {
+pub fn json() -> Value {
     let sheets = SHEETS.lock().unwrap_or_else(PoisonError::into_inner);
-    let nanoseconds = nanoseconds_of_tick().filter(|_| lifecycle::wants_statistics());
-    let mut functions = Map::new();
-    for (at, (name, allocates)) in FUNCTIONS.iter().enumerate() {
-        let sum = |field: fn(&Counted) -> &AtomicU64| -> u64 {
-            let fields = sheets.all.iter().map(|sheet| field(&sheet.counted[at]));
-            fields.map(|field| field.load(Relaxed)).sum()
-        };
-        let count = sum(|it| &it.count);
-        if count == 0 {
-            continue;
+    let mut sums = [Sum::default(); FUNCTIONS.len()];
+    for sheet in &sheets.all {
+        for (sum, counted) in sums.iter_mut().zip(&sheet.counted) {
+            sum.add(&counted.sum());
         }
-        let ticks = sum(|it| &it.ticks);
-        let mut object = Map::new();
-        object.insert("count".into(), count.into());
-        object.insert("failed".into(), sum(|it| &it.failed).into());
-        if *allocates {
-            object.insert("bytes".into(), sum(|it| &it.bytes).into());
-        }
-        let nanoseconds = nanoseconds.map(|each| (ticks as f64 * each) as u64);
-        object.insert("nanoseconds".into(), json!(nanoseconds));
-        functions.insert((*name).into(), Value::Object(object));
     }
-    functions
+    functions_json(&sums)
+}
+
+/// The same by who called, then by function; null where that is not counted.
+pub fn callers_json() -> Value {
+    if !BY_CALLER.load(Relaxed) {
+        return Value::Null;
+    }
+    let callers = CALLERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let callers = callers.iter();
+    Value::Object(
+        callers
+            .map(|(name, sums)| (name.to_string(), functions_json(sums)))
+            .collect(),
+    )
+}
+
+fn functions_json(sums: &[Sum; FUNCTIONS.len()]) -> Value {
+    let each = nanoseconds_of_tick().filter(|_| lifecycle::wants_statistics());
+    let called = FUNCTIONS.iter().zip(sums).filter(|(_, sum)| sum.count > 0);
+    let functions = called.map(|((name, allocates), sum)| {
+        let mut object = Map::new();
+        object.insert("count".into(), sum.count.into());
+        object.insert("failed".into(), sum.failed.into());
+        if *allocates {
+            object.insert("bytes".into(), sum.bytes.into());
+        }
+        let nanoseconds = each.map(|each| (sum.ticks as f64 * each) as u64);
+        object.insert("nanoseconds".into(), json!(nanoseconds));
+        (name.to_string(), Value::Object(object))
+    });
+    Value::Object(functions.collect())
 }

@@ -3,7 +3,7 @@
 use super::device::{Device, PoolId};
 use super::history::{self, Plan};
 use super::settings::{self, Driver, Settings};
-use super::{asked, idle, message};
+use super::{asked, calls, idle, message};
 use crate::driver::sys::CUstreamCaptureMode;
 use crate::driver::{self, Functions};
 use once_cell::sync::{Lazy, OnceCell};
@@ -191,6 +191,9 @@ fn first() -> Option<&'static Allocator> {
     if let Some(allocator) = allocator {
         idle::start(allocator);
         asked::start(allocator.settings());
+        if allocator.settings().stats_callers {
+            calls::count_by_caller();
+        }
     }
     allocator
 }

@@ -51,6 +51,8 @@ pub struct Settings {
     pub stream_waits: bool,
     /// How long a whole chunk may lie idle before it goes back to the driver; zero keeps it.
     pub idle_release: Duration,
+    /// Calls are counted by calling library, too.
+    pub stats_callers: bool,
     /// The signal that has the statistics written.
     pub stats_signal: Option<i32>,
     /// How often they are written; zero for never.
@@ -91,6 +93,7 @@ impl Default for Settings {
             preallocate: 0,
             stream_waits: true,
             idle_release: Duration::ZERO,
+            stats_callers: false,
             stats_signal: None,
             stats_interval: Duration::ZERO,
             tuning: Tuning::default(),
@@ -260,6 +263,10 @@ table! {
         sets!(ipc, Bool(yes) => yes),
         "with `LD_PRELOAD`: `True` leaves cudaMalloc's memory to CUDA, so that \
          cudaIpcGetMemHandle can share it with processes that do not have the library, too";
+    "stats_callers", Kind::Bool, "False",
+        sets!(stats_callers, Bool(yes) => yes),
+        "with `LD_PRELOAD`: `True` counts the program's calls by the library that made them, too, \
+         which takes microseconds a call";
     "stats_signal", Kind::Word(&["none", "SIGHUP", "SIGUSR1", "SIGUSR2"]), "none",
         sets!(stats_signal, Word(which) => SIGNALS[which]),
         "a signal that has the statistics written to the path in `CONCERTINA_STATS`, from the \

@@ -96,6 +96,7 @@ pub fn json(patience: Duration) -> String {
         "time": now.as_secs(),
         "driver": driver,
         "calls": calls::json(),
+        "callers": calls::callers_json(),
         "devices": devices,
     })
     .to_string()

@@ -16,6 +16,7 @@
 
 mod attributes;
 mod breaks;
+mod caller;
 mod capture;
 mod context;
 mod dlsym;
@@ -69,7 +70,7 @@ fn attend_counted(
     let Some(inside) = enter() else { return real() };
     let call = calls::start();
     let status = finish(inside, body, real);
-    call.done(function, status, bytes);
+    call.done(function, status, bytes, caller::name);
     status
 }
 
