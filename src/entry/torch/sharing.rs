@@ -103,10 +103,13 @@ fn share(address: u64) -> Result<(Vec<u8>, u64), Unshared> {
         found => Some((device, found)),
     });
     let (device, found) = found.ok_or(Unshared::Unknown)?;
-    let shared = found?;
+    let shared = found.map_err(advise)?;
     let offset = shared.offset + (address - shared.start);
     let text = match shared.segment {
-        None => device.handle_of_span(&shared)?.bytes().to_vec(),
+        None => {
+            let handle = device.handle_of_span(&shared).map_err(advise)?;
+            handle.bytes().to_vec()
+        }
         Some(segment) => [&PLAIN[..], &device.segment_handle(segment)?].concat(),
     };
     Ok((text, offset))
@@ -117,7 +120,7 @@ fn open(text: &[u8]) -> Result<Arc<Opened>, Unshared> {
     lifecycle::first_use();
     let device = usable(current_device()?).ok_or(Unshared::Unknown)?;
     if let Some(handle) = Handle::of(text) {
-        return sharing::open(device, &handle);
+        return sharing::open(device, &handle).map_err(advise);
     }
     let plain = text.strip_prefix(&PLAIN[..]);
     let plain: Option<SegmentHandle> = plain.and_then(|handle| handle.try_into().ok());
@@ -129,6 +132,14 @@ fn open(text: &[u8]) -> Result<Arc<Opened>, Unshared> {
                 .into(),
         )),
     }
+}
+
+/// Says what to do where mapped memory cannot be shared.
+fn advise(why: Unshared) -> Unshared {
+    Unshared::Forbidden(format!(
+        "{why}; CONCERTINA_CONF=expandable_segments:False in the process that sends it shares memory by \
+         CUDA's own handles"
+    ))
 }
 
 fn current_device() -> Result<c_int, Unshared> {

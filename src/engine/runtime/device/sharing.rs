@@ -35,7 +35,7 @@ impl Device {
         let backing = pool.backing(start).ok_or(Unshared::Unknown)?;
         if backing.mapped && !self.properties.exportable {
             return Err(Unshared::Forbidden(format!(
-                "{} cannot share mapped memory: set expandable_segments:False",
+                "{} cannot share mapped memory",
                 self.properties.name
             )));
         }
