@@ -4,6 +4,7 @@ use super::block::{Block, NONE, State};
 use super::gpu::Gpu;
 use super::pool::Pool;
 use super::stream::StreamKey;
+use std::collections::HashMap;
 
 /// A block in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +86,12 @@ impl<G: Gpu> Pool<G> {
             parts,
             mapped: true,
         })
+    }
+
+    /// Where each chunk is at home, by its handle.
+    pub fn homes(&self) -> HashMap<u64, u64> {
+        let chunks = self.groups.iter().flat_map(|group| group.chunks.iter());
+        chunks.map(|chunk| (chunk.handle, chunk.home)).collect()
     }
 
     /// No other stream uses the block that starts at `address` any more.

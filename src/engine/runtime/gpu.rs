@@ -73,6 +73,8 @@ pub struct DriverGpu {
     pub capturing: bool,
     /// The same, but only while memory is found for the stream that is.
     attending: bool,
+    /// Chunks are made so that another process can have a file descriptor of them.
+    pub exportable: bool,
     /// What other processes may ask for.
     pub spans: Spans,
     /// The context is gone, and all its work with it: there is nothing to wait for.
@@ -326,6 +328,7 @@ pub fn current<'a>(functions: &'a Functions, context: usize) -> Current<'a> {
 impl DriverGpu {
     pub fn new(functions: Functions, properties: Arc<Properties>, ledger: Arc<Ledger>) -> Self {
         let access = access_of(&properties.reachable_by);
+        let exportable = properties.exportable;
         DriverGpu {
             functions,
             properties,
@@ -335,6 +338,7 @@ impl DriverGpu {
             leftovers: Vec::new(),
             capturing: false,
             attending: false,
+            exportable,
             spans: Spans::default(),
             ended: false,
         }
@@ -344,6 +348,16 @@ impl DriverGpu {
     fn call(&self, call: Call, body: impl FnOnce(&Functions) -> u32) -> u32 {
         let _current = current(&self.functions, self.properties.context);
         self.ledger.call(call, || body(&self.functions))
+    }
+
+    fn try_create(&self, size: u64, exportable: bool) -> Result<Handle, Refusal> {
+        let mut handle = 0;
+        let properties = allocation_properties(self.properties.device, exportable);
+        // SAFETY: both pointers are to locals.
+        refusal(self.call(Call::Create, |f| unsafe {
+            (f.cuMemCreate)(&mut handle, size as usize, &properties, 0)
+        }))?;
+        Ok(handle)
     }
 
     /// Gives something back, now or later.
@@ -418,15 +432,13 @@ impl Gpu for DriverGpu {
         if !self.ledger.allows(size) {
             return Err(Refusal::OverLimit);
         }
-        let mut handle = 0;
-        let Properties {
-            device, exportable, ..
-        } = *self.properties;
-        let properties = allocation_properties(device, exportable);
-        // SAFETY: both pointers are to locals.
-        refusal(self.call(Call::Create, |f| unsafe {
-            (f.cuMemCreate)(&mut handle, size as usize, &properties, 0)
-        }))?;
+        let mut created = self.try_create(size, self.exportable);
+        if self.exportable && matches!(created, Err(Refusal::Failed(_))) {
+            // Some systems say that the device can export chunks, and then make none to be exported.
+            created = self.try_create(size, false);
+            self.exportable = created.is_err();
+        }
+        let handle = created?;
         self.ledger.take(size);
         Ok(handle)
     }

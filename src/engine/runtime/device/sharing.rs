@@ -33,11 +33,15 @@ impl Device {
         let State { pool, .. } = &mut *state;
         let start = pool.block_around(address).ok_or(Unshared::Unknown)?.start;
         let backing = pool.backing(start).ok_or(Unshared::Unknown)?;
-        if backing.mapped && !self.properties.exportable {
+        if backing.mapped && !pool.gpu().exportable {
             return Err(Unshared::Forbidden(format!(
                 "{} cannot share mapped memory",
                 self.properties.name
             )));
+        }
+        if pool.gpu().spans.are_many() {
+            let home = pool.homes();
+            pool.gpu_mut().spans.keep_together(&home);
         }
         let segment = (!backing.mapped).then_some(backing.start);
         Ok(Shared {

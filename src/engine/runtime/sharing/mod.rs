@@ -140,10 +140,13 @@ pub enum Export {
     Failed(u32),
 }
 
-/// The spans of one device, by their numbers.
+/// The spans of one device, by their numbers and by their parts.
 #[derive(Default)]
 pub struct Spans {
     list: HashMap<u64, Arc<Span>>,
+    numbers: HashMap<Vec<(u64, u64)>, u64>,
+    /// How many there were when they were last looked through.
+    kept: usize,
 }
 
 impl Spans {
@@ -151,13 +154,12 @@ impl Spans {
     /// process ever had it.
     pub fn number(&mut self, parts: Vec<(u64, u64)>, mapped: bool) -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let known = self.list.iter().find(|(_, span)| span.parts == parts);
-        if let Some((number, _)) = known {
-            return *number;
-        }
-        let number = NEXT.fetch_add(1, Relaxed);
-        self.list.insert(number, Arc::new(Span { parts, mapped }));
-        number
+        *self.numbers.entry(parts).or_insert_with_key(|parts| {
+            let number = NEXT.fetch_add(1, Relaxed);
+            let parts = parts.clone();
+            self.list.insert(number, Arc::new(Span { parts, mapped }));
+            number
+        })
     }
 
     /// The span of a number.
@@ -168,8 +170,67 @@ impl Spans {
     /// A chunk, or a segment, goes back to the driver.
     pub fn forget(&mut self, part: u64) {
         if !self.list.is_empty() {
-            let has = |span: &Span| span.parts.iter().any(|(it, _)| *it == part);
-            self.list.retain(|_, span| !has(span));
+            self.retain(|span| !span.parts.iter().any(|(it, _)| *it == part));
         }
+    }
+
+    /// Whether there are so many that it is time to look through them: twice as many as were kept when
+    /// that was last done.
+    pub fn are_many(&self) -> bool {
+        self.list.len() >= 2 * self.kept.max(512)
+    }
+
+    /// Keeps those whose parts lie side by side, in their order: no block in use lies in any other, and
+    /// none ever will that somebody has the number of. `home` says where a chunk is.
+    pub fn keep_together(&mut self, home: &HashMap<u64, u64>) {
+        self.retain(|span| {
+            let mut next = None;
+            let mut parts = span.parts.iter();
+            !span.mapped
+                || parts.all(|(chunk, size)| {
+                    let here = home.get(chunk).copied();
+                    let together = here.is_some() && (next.is_none() || next == here);
+                    next = here.map(|here| here + size);
+                    together
+                })
+        });
+        self.kept = self.list.len();
+    }
+
+    fn retain(&mut self, keep: impl Fn(&Span) -> bool) {
+        let Spans { list, numbers, .. } = self;
+        list.retain(|_, span| keep(span));
+        numbers.retain(|_, number| list.contains_key(number));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_has_its_number_until_a_part_goes_or_moves() {
+        let mut spans = Spans::default();
+        let (long, short) = (vec![(1, 10), (2, 20)], vec![(2, 20)]);
+        let number = spans.number(long.clone(), true);
+        assert_eq!(spans.number(long.clone(), true), number);
+        let other = spans.number(short.clone(), true);
+        assert_ne!(other, number);
+        assert_eq!(
+            spans.get(number).map(|it| it.parts.clone()),
+            Some(long.clone())
+        );
+        spans.keep_together(&HashMap::from([(1, 100), (2, 110)]));
+        assert!(spans.get(number).is_some() && spans.get(other).is_some());
+        // The second chunk moved.
+        spans.keep_together(&HashMap::from([(1, 100), (2, 120)]));
+        assert!(spans.get(number).is_none() && spans.get(other).is_some());
+        let again = spans.number(long, true);
+        assert_ne!(again, number);
+        spans.forget(1);
+        assert!(spans.get(again).is_none() && spans.get(other).is_some());
+        assert_eq!(spans.number(short, true), other);
+        spans.forget(2);
+        assert!(spans.list.is_empty() && spans.numbers.is_empty());
     }
 }
