@@ -112,7 +112,7 @@ fn what_is_kept_is_bounded_and_flat() {
             replay.watched_pass(&script, |replay, count| {
                 if count % 1000 == 0 {
                     let kept = kept(replay, 0);
-                    assert!(kept[0] <= 4 * (kept[2] / 2).max(256), "{kept:?}");
+                    assert!(kept[0] <= 2 * (4 * kept[2]).max(256), "{kept:?}");
                     raise(&mut most, kept);
                     let (device, stream) = (replay.device(), replay.any_stream(&mut random));
                     if stay.len() == STAY {

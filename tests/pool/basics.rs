@@ -348,15 +348,30 @@ fn old_mappings_stay_while_work_under_them_runs() {
     for at in (0..1100 * MIB).step_by(4 * size as usize) {
         gpu.expect(large + at, 512, (at / size) as u32, stream);
     }
-    let more = bench.allocate(500 * MIB, stream);
-    assert!(bench.calls("cuMemUnmap") > 0, "old mappings pile up");
-    gpu.fill(more, 500 * MIB, 1, stream);
-    for (turn, block) in blocks.iter().enumerate().step_by(20) {
-        gpu.expect(*block, 512, turn as u32, stream);
+    let mut walls: Vec<u64> = blocks.iter().copied().step_by(20).collect();
+    for (turn, block) in walls.iter().enumerate() {
+        gpu.expect(*block, 512, 20 * turn as u32, stream);
     }
-    let walls = blocks.into_iter().step_by(20);
+    // In each round the large block is put together from what lies between new walls.
+    let mut large = large;
+    for round in 0..20 {
+        bench.free(large);
+        walls.drain(..).for_each(|wall| bench.free(wall));
+        let blocks: Vec<u64> = (0..550).map(|_| bench.allocate(size, stream)).collect();
+        for (turn, block) in blocks.into_iter().enumerate() {
+            match turn % 20 {
+                0 => walls.push(block),
+                _ => bench.free(block),
+            }
+        }
+        large = bench.allocate(1100 * MIB, stream);
+        gpu.fill(large, 1100 * MIB, round, stream);
+    }
+    assert!(bench.calls("cuMemUnmap") > 0, "old mappings pile up");
+    gpu.expect(large, 1100 * MIB, 19, stream);
     walls
-        .chain([large, more])
+        .into_iter()
+        .chain([large])
         .for_each(|block| bench.free(block));
     bench.finish();
 }

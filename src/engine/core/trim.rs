@@ -20,7 +20,7 @@ impl<G: Gpu> Pool<G> {
             }
             // Far beyond the bound it is time to wait.
             let left = self.groups[id as usize].chunks.stale.len();
-            if left < bound * 4 || !self.clock.wait(&mut self.gpu) {
+            if left < bound * 2 || !self.clock.wait(&mut self.gpu) {
                 return;
             }
         }
