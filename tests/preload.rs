@@ -324,6 +324,8 @@ cases! {
     a_runtime_that_is_opened: "opened" [], [], Some(3), ["dlsym"];
     memory_that_runs_out: "exhausted" [], [("STANDIN_MEMORY_MB", "512")], None, [];
     memory_in_order: "ordered" [], [HELD], Some(15), ["order", "apart"];
+    each_threads_default_stream: "per_thread" [], [HELD], Some(8), ["per thread"];
+    memory_of_the_programs_own: "own" [], [], Some(1), ["handles", "own handles"];
     memory_pools: "pools" [], [], Some(5), ["pools", "pool attributes"];
     captures_while_memory_is_idle: "idle" [], [("CONCERTINA_CONF", "idle_release_ms:20")], Some(1), ["idle"];
     captures: "capture" [], [], Some(3), ["capture"];
@@ -475,7 +477,7 @@ fn failures_that_the_driver_makes_up_for() {
         "cuMemAddressReserve",
         "cuMemGetAllocationGranularity",
         "cuDevicePrimaryCtxGetState",
-        "cuStreamQuery",
+        "cuStreamGetCtx",
     ] {
         for (use_of, status) in [("1", 2), ("2", 2), ("*", 2), ("1", 999), ("*", 999)] {
             let failure = format!("{function}:{use_of}:{status}");
@@ -606,7 +608,8 @@ fn failures_of_work_are_the_programs() {
     for (failure, mistake) in [
         // What a GPU answers whose work has failed: everything fails with it.
         (
-            "cuStreamQuery:*:700,cuMemAlloc_v2:*:700,cuCtxSynchronize:*:700,cuMemFree_v2:*:700",
+            "cuStreamGetCtx:*:700,cuMemAlloc_v2:*:700,cuCtxSynchronize:*:700,cuMemFree_v2:*:700,\
+             cuMemAllocAsync:*:700",
             "health",
         ),
         ("cuCtxSynchronize:*:700,cuMemFree_v2:*:700", "wait"),

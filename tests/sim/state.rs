@@ -310,6 +310,14 @@ impl State {
         }
     }
 
+    /// The same where work of the stream's device has not failed: the driver then answers nothing about
+    /// its streams (H100, driver 580).
+    pub fn healthy_stream(&mut self, function: &str, handle: CUstream) -> Answer<u32> {
+        let slot = self.stream(function, handle)?;
+        self.healthy(self.streams.get(slot).device)?;
+        Ok(slot)
+    }
+
     /// The event a handle means.
     pub fn event(&mut self, function: &str, handle: CUevent) -> Answer<u32> {
         self.events.index(handle as u64).ok_or_else(|| {

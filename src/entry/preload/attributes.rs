@@ -116,5 +116,9 @@ pub fn forget(address: u64) {
 
 /// `cuMemRetainAllocationHandle`: to the program its block is no memory that it created and mapped.
 pub fn refuse_handle(_handle: *mut u64, address: u64) -> Answer {
-    block(address).map(|_| INVALID_VALUE)
+    if is_broken("handles") {
+        return None;
+    }
+    let refused = is_broken("own handles") || block(address).is_some();
+    refused.then_some(INVALID_VALUE)
 }

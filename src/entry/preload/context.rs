@@ -11,6 +11,9 @@ use concertina_engine::runtime::{
 };
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::Relaxed};
 
+/// Handles up to this are default streams, of whatever context is current (`CU_STREAM_PER_THREAD`).
+pub const PER_THREAD: u64 = 2;
+
 /// Devices beyond these are left to the driver.
 const DEVICES: usize = 64;
 
@@ -32,6 +35,19 @@ pub fn current() -> usize {
     match real::ask!(cuCtxGetCurrent(&mut context)) {
         0 => context,
         _ => 0,
+    }
+}
+
+/// The context of a stream, for a default stream the thread's own. Where work of the context has failed,
+/// or there is none, the status that says so. No question that the driver answers in this way is cheaper:
+/// 20 ns, where to ask whether the stream is done takes 200 to 350 and, while the device is busy, 1700
+/// (H100).
+#[inline]
+pub fn of_stream(stream: u64) -> Result<usize, u32> {
+    let mut context = 0;
+    match real::ask!(cuStreamGetCtx(stream, &mut context)) {
+        0 => Ok(context),
+        status => Err(status),
     }
 }
 
@@ -58,11 +74,31 @@ pub fn known_device() -> Option<&'static Device> {
 /// The device of the current context; its pool is made if there is none.
 #[inline]
 pub fn device() -> Option<&'static Device> {
-    let mut context = current();
-    if is_broken("context") && PRIMARY[0].load(Relaxed) != 0 {
-        context = PRIMARY[0].load(Relaxed);
-    }
+    let context = current();
     known(context).or_else(|| take_up(context))
+}
+
+/// The device of a stream's context, and its pool where it is the current one; `None` where work of the
+/// context has failed: then the driver is to say so.
+#[inline]
+pub fn device_of(stream: u64) -> Option<&'static Device> {
+    let context = match is_broken("health") {
+        false => of_stream(stream).ok()?,
+        true => current(),
+    };
+    let context = match PRIMARY[0].load(Relaxed) {
+        primary if is_broken("context") && primary != 0 => primary,
+        _ => context,
+    };
+    known(context).or_else(|| take_up_current(stream, context))
+}
+
+#[cold]
+fn take_up_current(stream: u64, context: usize) -> Option<&'static Device> {
+    match stream <= PER_THREAD || context == current() {
+        true => take_up(context),
+        false => None,
+    }
 }
 
 /// Makes the pool of the device whose primary context is the current one, `context`.

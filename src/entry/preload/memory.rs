@@ -10,7 +10,9 @@ use std::sync::{Mutex, PoisonError};
 
 pub const INVALID_VALUE: u32 = 1;
 const OUT_OF_MEMORY: u32 = 2;
-const NOT_READY: u32 = 600;
+
+/// The default stream.
+const DEFAULT: u64 = 0;
 
 /// `cuMemAlloc`.
 #[inline]
@@ -21,8 +23,8 @@ pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
     if bytes == 0 && !is_broken("zero") {
         return None;
     }
-    let device = context::device()?;
-    if is_shareable() || !is_healthy() {
+    let device = context::device_of(DEFAULT)?;
+    if is_shareable() {
         return None;
     }
     let block = match is_broken("apart") {
@@ -31,13 +33,6 @@ pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
         false => device.allocate_unordered(bytes),
     };
     hand_out(address, block)
-}
-
-/// Whether work of the current context has failed, which the driver's own allocation would report.
-/// Does not wait.
-#[inline]
-fn is_healthy() -> bool {
-    is_relaxed() || is_broken("health") || matches!(real::ask!(cuStreamQuery(0)), 0 | NOT_READY)
 }
 
 /// Whether the program wants to share such memory with other processes, which only CUDA's own can be.

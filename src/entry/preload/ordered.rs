@@ -11,31 +11,15 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Handles up to this are default streams, of whatever context is current (`CU_STREAM_PER_THREAD`).
-const PER_THREAD: u64 = 2;
-
 /// Devices, one bit each, whose current pool is one of the program's own.
 static OWN_POOL: AtomicU64 = AtomicU64::new(0);
 
 /// A stream as a function that ends in `_ptsz` reads it.
 #[inline]
 pub fn per_thread(stream: u64) -> u64 {
-    if stream == 0 { PER_THREAD } else { stream }
-}
-
-/// The device of a stream in a primary context.
-#[inline]
-fn device_of(stream: u64) -> Option<&'static Device> {
-    if stream <= PER_THREAD {
-        return context::device();
-    }
-    let mut owner = 0;
-    if real::ask!(cuStreamGetCtx(stream, &mut owner)) != 0 {
-        return None;
-    }
-    match context::known(owner) {
-        None if owner == context::current() => context::device(),
-        known => known,
+    match stream {
+        0 if !is_broken("per thread") => context::PER_THREAD,
+        _ => stream,
     }
 }
 
@@ -45,7 +29,7 @@ pub fn allocate(address: *mut u64, bytes: usize, stream: u64) -> Answer {
     if address.is_null() || bytes == 0 || capture::is_on() {
         return None;
     }
-    let device = device_of(stream)?;
+    let device = context::device_of(stream)?;
     if OWN_POOL.load(Relaxed) >> device.ordinal() & 1 != 0 && !is_broken("pools") {
         return None;
     }
@@ -57,7 +41,7 @@ pub fn allocate_from(address: *mut u64, bytes: usize, pool: *mut c_void, stream:
     if address.is_null() || bytes == 0 || capture::is_on() {
         return None;
     }
-    let device = device_of(stream)?;
+    let device = context::device_of(stream)?;
     if default_pool(device.ordinal()) != Some(pool) {
         return None;
     }
@@ -173,7 +157,19 @@ pub fn free(address: u64, stream: u64) -> Answer {
         }
     }
     attributes::forget(address);
-    let here = device_of(stream);
+    let owner = match stream <= context::PER_THREAD && capture::is_on() {
+        // The default stream may be part of the capture, and is asked nothing.
+        true => context::current(),
+        false => match context::of_stream(stream) {
+            Ok(owner) => owner,
+            Err(status) => {
+                // Work has failed, or the stream is none.
+                let known = allocator.open_devices().any(|it| it.knows(address));
+                return known.then_some(status);
+            }
+        },
+    };
+    let here = context::known(owner);
     let free = |device: &Device| match is_broken("order") {
         true => device.free_idle(address),
         false => device.free_on(address, stream),

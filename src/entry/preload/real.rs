@@ -55,7 +55,6 @@ table! { Asked:
     cuDeviceGetDefaultMemPool: (pool: *mut *mut c_void, device: c_int);
     cuStreamGetCtx: (stream: u64, context: *mut usize);
     cuStreamIsCapturing: (stream: u64, status: *mut c_uint);
-    cuStreamQuery: (stream: u64);
 }
 
 /// The functions that this library stands in for.

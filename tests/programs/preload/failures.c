@@ -14,5 +14,7 @@ int main(void) {
     if (two)
         SHOW(cudaFree(two));
     SHOW(cudaGetLastError());
+    SHOW(cudaMallocAsync(&one, MIB, NULL));
+    SHOW(cudaGetLastError());
     return 0;
 }

@@ -270,7 +270,7 @@ pub unsafe extern "C" fn cuCtxGetId(context: CUcontext, to: *mut c_ulonglong) ->
 /// The numerically greatest and least priorities of streams; less comes first.
 pub unsafe extern "C" fn cuCtxGetStreamPriorityRange(least: *mut c_int, most: *mut c_int) -> u32 {
     call(Function::cuCtxGetStreamPriorityRange, |session| {
-        session.state.device()?;
+        session.state.healthy(session.state.device()?)?;
         // SAFETY: the module's contract: either may be null.
         unsafe {
             if !least.is_null() {

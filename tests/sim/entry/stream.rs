@@ -72,7 +72,7 @@ pub unsafe extern "C" fn cuStreamGetPriority(stream: CUstream, priority: *mut c_
 /// The flags that a stream was created with.
 pub unsafe extern "C" fn cuStreamGetFlags(stream: CUstream, flags: *mut c_uint) -> u32 {
     call(Function::cuStreamGetFlags, |session| {
-        let slot = session.state.stream("cuStreamGetFlags", stream)?;
+        let slot = session.state.healthy_stream("cuStreamGetFlags", stream)?;
         let kind = session.state.streams.get(slot).kind;
         // SAFETY: the module's contract.
         unsafe { give(flags, (kind == Kind::NonBlocking).into()) }
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn cuStreamDestroy_v2(stream: CUstream) -> u32 {
 /// A number that no other stream of the machine ever has, default streams included.
 pub unsafe extern "C" fn cuStreamGetId(stream: CUstream, id: *mut c_ulonglong) -> u32 {
     call(Function::cuStreamGetId, |session| {
-        let slot = session.state.stream("cuStreamGetId", stream)?;
+        let slot = session.state.healthy_stream("cuStreamGetId", stream)?;
         session.state.not_captured("cuStreamGetId", slot)?;
         // SAFETY: the module's contract.
         unsafe { give(id, session.state.streams.get(slot).id) }
@@ -114,7 +114,9 @@ pub unsafe extern "C" fn cuStreamGetId(stream: CUstream, id: *mut c_ulonglong) -
 /// error, as the two would have to wait for each other.
 pub unsafe extern "C" fn cuStreamIsCapturing(stream: CUstream, status: *mut c_uint) -> u32 {
     call(Function::cuStreamIsCapturing, |session| {
-        let slot = session.state.stream("cuStreamIsCapturing", stream)?;
+        let slot = session
+            .state
+            .healthy_stream("cuStreamIsCapturing", stream)?;
         if session.state.implicitly_captured(slot) {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
         }
@@ -127,10 +129,14 @@ pub unsafe extern "C" fn cuStreamIsCapturing(stream: CUstream, status: *mut c_ui
 /// the current one.
 pub unsafe extern "C" fn cuStreamGetCtx(stream: CUstream, to: *mut CUcontext) -> u32 {
     call(Function::cuStreamGetCtx, |session| {
-        let slot = session.state.stream("cuStreamGetCtx", stream)?;
-        let device = session.state.streams.get(slot).device;
+        let slot = session.state.healthy_stream("cuStreamGetCtx", stream)?;
+        let owner = match stream as u64 > crate::stream::PER_THREAD {
+            true => Some(session.state.streams.get(slot).device),
+            false => context::current(session.state.machine),
+        };
+        let owner = owner.ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
         // SAFETY: the module's contract.
-        unsafe { give(to, super::context::handle(device)) }
+        unsafe { give(to, super::context::handle(owner)) }
     })
 }
 
