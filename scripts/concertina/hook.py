@@ -23,7 +23,8 @@ class _Finder:
         if name != "torch":
             return None
         others = (finder for finder in sys.meta_path if finder is not cls)
-        specs = (finder.find_spec(name, path, target) for finder in others)
+        finds = (getattr(finder, "find_spec", None) for finder in others)
+        specs = (find(name, path, target) for find in finds if find)
         spec = next((spec for spec in specs if spec), None)
         loader = spec and spec.loader
         if hasattr(loader, "exec_module"):
