@@ -45,6 +45,8 @@ pub struct Properties {
     pub reachable_by: Vec<CUdevice>,
     /// Whether chunks can be made so that another process can have a file descriptor of them.
     pub exportable: bool,
+    /// Whether they can be made so that network cards reach them, as they do `cudaMalloc`'s memory.
+    pub rdma: bool,
     /// Tells the device from every other, in every process.
     pub uuid: [u8; 16],
 }
@@ -73,8 +75,8 @@ pub struct DriverGpu {
     pub capturing: bool,
     /// The same, but only while memory is found for the stream that is.
     attending: bool,
-    /// Chunks are made so that another process can have a file descriptor of them.
-    pub exportable: bool,
+    /// Chunks are made for all that the device can do with them.
+    with_extras: bool,
     /// What other processes may ask for.
     pub spans: Spans,
     /// The context is gone, and all its work with it: there is nothing to wait for.
@@ -118,10 +120,12 @@ impl Properties {
         let exportable = can(
             CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
         );
+        let rdma =
+            can(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
         let mut granularity = 0;
         if can(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) {
             let option = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-            let properties = allocation_properties(device, exportable);
+            let properties = allocation_properties(device, exportable, rdma);
             // SAFETY: as above.
             let status = unsafe {
                 (functions.cuMemGetAllocationGranularity)(&mut granularity, &properties, option)
@@ -158,6 +162,7 @@ impl Properties {
             granularity: granularity as u64,
             reachable_by,
             exportable,
+            rdma,
             uuid,
         })
     }
@@ -167,7 +172,7 @@ impl Properties {
 pub const FILE: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-fn allocation_properties(device: CUdevice, exportable: bool) -> CUmemAllocationProp {
+fn allocation_properties(device: CUdevice, exportable: bool, rdma: bool) -> CUmemAllocationProp {
     // SAFETY: the structure is plain data for which zeros are valid; CUDA asks for zeros in what
     // is not set.
     let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
@@ -176,6 +181,7 @@ fn allocation_properties(device: CUdevice, exportable: bool) -> CUmemAllocationP
     if exportable {
         properties.requestedHandleTypes = FILE;
     }
+    properties.allocFlags.gpuDirectRDMACapable = rdma.into();
     properties
 }
 
@@ -328,7 +334,6 @@ pub fn current<'a>(functions: &'a Functions, context: usize) -> Current<'a> {
 impl DriverGpu {
     pub fn new(functions: Functions, properties: Arc<Properties>, ledger: Arc<Ledger>) -> Self {
         let access = access_of(&properties.reachable_by);
-        let exportable = properties.exportable;
         DriverGpu {
             functions,
             properties,
@@ -338,7 +343,7 @@ impl DriverGpu {
             leftovers: Vec::new(),
             capturing: false,
             attending: false,
-            exportable,
+            with_extras: true,
             spans: Spans::default(),
             ended: false,
         }
@@ -350,9 +355,14 @@ impl DriverGpu {
         self.ledger.call(call, || body(&self.functions))
     }
 
-    fn try_create(&self, size: u64, exportable: bool) -> Result<Handle, Refusal> {
+    /// Whether chunks can be shared with other processes.
+    pub fn is_exportable(&self) -> bool {
+        self.with_extras && self.properties.exportable
+    }
+
+    fn try_create(&self, size: u64, exportable: bool, rdma: bool) -> Result<Handle, Refusal> {
         let mut handle = 0;
-        let properties = allocation_properties(self.properties.device, exportable);
+        let properties = allocation_properties(self.properties.device, exportable, rdma);
         // SAFETY: both pointers are to locals.
         refusal(self.call(Call::Create, |f| unsafe {
             (f.cuMemCreate)(&mut handle, size as usize, &properties, 0)
@@ -432,11 +442,18 @@ impl Gpu for DriverGpu {
         if !self.ledger.allows(size) {
             return Err(Refusal::OverLimit);
         }
-        let mut created = self.try_create(size, self.exportable);
-        if self.exportable && matches!(created, Err(Refusal::Failed(_))) {
-            // Some systems say that the device can export chunks, and then make none to be exported.
-            created = self.try_create(size, false);
-            self.exportable = created.is_err();
+        let Properties {
+            exportable, rdma, ..
+        } = *self.properties;
+        let mut created = self.try_create(
+            size,
+            self.with_extras && exportable,
+            self.with_extras && rdma,
+        );
+        if self.with_extras && matches!(created, Err(Refusal::Failed(_))) {
+            // Some systems say that the device can do more than they then let it.
+            created = self.try_create(size, false, false);
+            self.with_extras = created.is_err();
         }
         let handle = created?;
         self.ledger.take(size);

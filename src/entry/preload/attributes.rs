@@ -16,8 +16,10 @@ use std::sync::{Mutex, PoisonError};
 /// `CUpointer_attribute` in `cuda.h`.
 const CONTEXT: c_uint = 1;
 const BUFFER_ID: c_uint = 7;
+const LEGACY_IPC: c_uint = 10;
 const RANGE_START: c_uint = 11;
 const RANGE_SIZE: c_uint = 12;
+const HANDLE_TYPES: c_uint = 14;
 const MEMORY_POOL: c_uint = 17;
 const MAPPING_SIZE: c_uint = 18;
 const MAPPING_BASE: c_uint = 19;
@@ -35,6 +37,14 @@ pub fn one(value: *mut c_void, attribute: c_uint, address: u64) -> Answer {
         return None;
     }
     let (device, found) = block(address)?;
+    if matches!(attribute, LEGACY_IPC | HANDLE_TYPES) {
+        let status = real::call!(cuPointerGetAttribute(value, attribute, address));
+        if status == 0 {
+            // SAFETY: the driver has written it.
+            unsafe { amend(&found, attribute, value) };
+        }
+        return Some(status);
+    }
     // SAFETY: the program's place for a value of the attribute's type.
     unsafe { answer(device, &found, attribute, value) }.then_some(0)
 }
@@ -54,6 +64,7 @@ pub fn several(
             unsafe {
                 let value = *values.add(at);
                 if !value.is_null() {
+                    amend(&found, *attributes.add(at), value);
                     answer(device, &found, *attributes.add(at), value);
                 }
             }
@@ -83,6 +94,23 @@ unsafe fn answer(device: &Device, found: &Found, attribute: c_uint, value: *mut 
     // SAFETY: all of these are 8 bytes wide.
     unsafe { ptr::write(value.cast::<u64>(), word) };
     true
+}
+
+/// Sets what the driver has written right, without regard to how wide it is: the block can be shared by
+/// `cudaIpcGetMemHandle`, and in no other way.
+///
+/// # Safety
+/// The driver has written the attribute's value.
+unsafe fn amend(found: &Found, attribute: c_uint, value: *mut c_void) {
+    let byte = match attribute {
+        _ if is_broken("attributes") => return,
+        LEGACY_IPC if sharing::around(found.start).is_some() => return,
+        LEGACY_IPC => u8::from(!Device::is_stream_ordered(found)),
+        HANDLE_TYPES => 0,
+        _ => return,
+    };
+    // SAFETY: the lowest byte, which comes first.
+    unsafe { ptr::write(value.cast::<u8>(), byte) };
 }
 
 /// Numbers of the blocks that were asked for theirs, by address.

@@ -27,6 +27,12 @@ static void show(const char *what, char *block, size_t offset) {
         status = cuPointerGetAttribute(&value, numbers[i], (device_address)address);
         printf("attribute %d: %d, %u\n", numbers[i], status, value);
     }
+    /* Whether it can be shared, and how, and whether network cards reach it; each in its own width. */
+    for (int number = 10; number <= 15; number += number == 10 ? 4 : 1) {
+        uint64_t value = 0;
+        status = cuPointerGetAttribute(&value, number, (device_address)address);
+        printf("attribute %d: %d, %ld\n", number, status, (long)value);
+    }
     start = 0;
     status = cuPointerGetAttribute(&start, 11, (device_address)address);
     printf("range start: %d, %ld\n", status, start ? (long)(start - (device_address)block) : -1);

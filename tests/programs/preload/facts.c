@@ -12,6 +12,33 @@ extern int cuModuleLoadData(handle *, const void *), cuModuleGetFunction(handle 
 extern int cuLaunchKernel(handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                           handle, void **, void **);
 
+struct location {
+    int type, id;
+};
+struct properties {
+    int type, handles;
+    struct location location;
+    void *meta;
+    /* The second says that network cards are to reach the memory. */
+    unsigned char flags[8];
+};
+struct access {
+    struct location location;
+    int flags;
+};
+typedef struct {
+    char bytes[64];
+} ipc_handle;
+extern int cuMemCreate(uint64_t *, size_t, const struct properties *, uint64_t), cuMemRelease(uint64_t);
+extern int cuMemAddressReserve(device_address *, size_t, size_t, device_address, uint64_t);
+extern int cuMemAddressFree(device_address, size_t);
+extern int cuMemMap(device_address, size_t, size_t, uint64_t, uint64_t), cuMemUnmap(device_address, size_t);
+extern int cuMemSetAccess(device_address, size_t, const struct access *, size_t);
+extern int cuMemExportToShareableHandle(void *, uint64_t, int, uint64_t);
+extern int cuMemImportFromShareableHandle(uint64_t *, void *, int);
+extern int cudaIpcGetMemHandle(ipc_handle *, void *), cudaIpcOpenMemHandle(void **, ipc_handle, unsigned);
+extern int cudaIpcCloseMemHandle(void *);
+
 static double now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -26,6 +53,140 @@ static double now(void) {
             status = (call);                                                                           \
         printf("cost of %s: %.0f ns, status %d\n", #call, (now() - start) / 10000, status);            \
     } while (0)
+
+/* What it costs to make chunks that other processes and network cards can reach. */
+static void chunks(void) {
+    enum { MOST = 64 };
+    static const size_t sizes[] = {2, 20, 128, 512};
+    static const struct access access = {{1, 0}, 3};
+    for (int at = 0; at < 4; at++)
+        for (int round = 0; round < 2; round++)
+            for (int kind = 0; kind < 4; kind++) {
+                size_t size = sizes[at] * MIB;
+                int count = 4096 / sizes[at] < MOST ? 4096 / sizes[at] : MOST, status = 0;
+                struct properties properties = {1, kind & 1, {1, 0}, NULL, {0}};
+                properties.flags[1] = kind >> 1;
+                uint64_t made[MOST] = {0};
+                device_address base = 0;
+                double times[6];
+                status |= cuMemAddressReserve(&base, count * size, 0, 0, 0);
+                times[0] = now();
+                for (int i = 0; i < count; i++)
+                    status |= cuMemCreate(&made[i], size, &properties, 0);
+                times[1] = now();
+                for (int i = 0; i < count; i++)
+                    status |= cuMemMap(base + i * size, size, 0, made[i], 0);
+                times[2] = now();
+                for (int i = 0; i < count; i++)
+                    status |= cuMemSetAccess(base + i * size, size, &access, 1);
+                times[3] = now();
+                for (int i = 0; i < count; i++)
+                    status |= cuMemUnmap(base + i * size, size);
+                times[4] = now();
+                for (int i = 0; i < count; i++)
+                    status |= cuMemRelease(made[i]);
+                times[5] = now();
+                status |= cuMemAddressFree(base, count * size);
+                printf("%zu MiB, file %d, network %d: status %d; microseconds a chunk:", sizes[at], kind & 1,
+                       kind >> 1, status);
+                static const char *names[] = {"create", "map", "access", "unmap", "release"};
+                for (int i = 0; i < 5; i++)
+                    printf(" %s %.1f", names[i], (times[i + 1] - times[i]) / 1e3 / count);
+                printf("\n");
+            }
+}
+
+/* A chunk's file, taken in twice, and several mappings opened and taken down at once. */
+static void files(void) {
+    static const struct properties properties = {1, 1, {1, 0}, NULL, {0}};
+    static const struct access access = {{1, 0}, 3};
+    uint64_t chunk, again[2];
+    device_address base;
+    int file;
+    SHOW(cuMemCreate(&chunk, 2 * MIB, &properties, 0));
+    double start = now();
+    SHOW(cuMemExportToShareableHandle(&file, chunk, 1, 0));
+    printf("  %.1f us\n", (now() - start) / 1e3);
+    for (int i = 0; i < 2; i++) {
+        start = now();
+        SHOW(cuMemImportFromShareableHandle(&again[i], (void *)(long)file, 1));
+        printf("  %.1f us; the chunk itself: %d\n", (now() - start) / 1e3, again[i] == chunk);
+    }
+    close(file);
+    SHOW(cuMemAddressReserve(&base, 4 * MIB, 0, 0, 0));
+    for (int i = 0; i < 2; i++) {
+        SHOW(cuMemMap(base + i * 2 * MIB, 2 * MIB, 0, again[i], 0));
+        SHOW(cuMemRelease(again[i]));
+    }
+    SHOW(cuMemSetAccess(base, 4 * MIB, &access, 1));
+    SHOW(cuMemsetD8_v2(base, 42, 2 * MIB));
+    unsigned char byte = 0;
+    SHOW(cuMemcpyDtoH_v2(&byte, base + 2 * MIB, 1));
+    printf("the same memory: %d\n", byte == 42);
+    SHOW(cuMemUnmap(base, 4 * MIB));
+    SHOW(cuMemAddressFree(base, 4 * MIB));
+    SHOW(cuMemRelease(chunk));
+}
+
+/* CUDA's own way to share memory, of one process with its child. */
+static void shared(void) {
+    int down[2], up[2];
+    struct {
+        ipc_handle whole, inside;
+    } handles;
+    if (pipe(down) != 0 || pipe(up) != 0)
+        return;
+    fflush(stdout);
+    if (fork() == 0) {
+        void *whole, *inside;
+        device_address start;
+        size_t size;
+        char byte;
+        if (read(down[0], &handles, sizeof handles) != sizeof handles)
+            _exit(1);
+        SHOW(cudaIpcOpenMemHandle(&whole, handles.whole, 0));
+        double begin = now();
+        SHOW(cudaIpcOpenMemHandle(&whole, handles.whole, 1));
+        printf("  %.0f us\n", (now() - begin) / 1e3);
+        SHOW(cudaIpcOpenMemHandle(&inside, handles.inside, 1));
+        printf("inside: %ld bytes from the start\n", (long)((char *)inside - (char *)whole));
+        SHOW(cuMemGetAddressRange_v2(&start, &size, (device_address)whole));
+        printf("range: %d, %zu bytes\n", start == (device_address)whole, size);
+        static const int attributes[] = {1, 7, 10, 11, 12, 14, 15, 17, 18, 19, 20};
+        for (size_t at = 0; at < sizeof attributes / sizeof *attributes; at++) {
+            uint64_t value = 0;
+            int status = cuPointerGetAttribute(&value, attributes[at], (device_address)whole);
+            printf("  attribute %d: %d, %#lx\n", attributes[at], status, (long)value);
+        }
+        ipc_handle on;
+        SHOW(cudaIpcGetMemHandle(&on, whole));
+        SHOW(cudaFree(whole));
+        SHOW(cudaIpcCloseMemHandle(whole));
+        SHOW(cudaIpcCloseMemHandle(whole));
+        SHOW(cudaIpcCloseMemHandle(whole));
+        fflush(stdout);
+        if (write(up[1], "", 1) != 1 || read(down[0], &byte, 1) != 1)
+            _exit(1);
+        SHOW(cudaIpcOpenMemHandle(&whole, handles.whole, 1));
+        fflush(stdout);
+        _exit(0);
+    }
+    char *block;
+    void *again;
+    char byte;
+    close(up[1]);
+    SHOW(cudaMalloc((void **)&block, 5 * MIB));
+    SHOW(cudaIpcGetMemHandle(&handles.whole, block));
+    SHOW(cudaIpcGetMemHandle(&handles.inside, block + MIB));
+    SHOW(cudaIpcOpenMemHandle(&again, handles.whole, 1));
+    fflush(stdout);
+    if (write(down[1], &handles, sizeof handles) != sizeof handles || read(up[0], &byte, 1) != 1)
+        return;
+    SHOW(cudaFree(block));
+    fflush(stdout);
+    if (write(down[1], "", 1) == 1)
+        wait(NULL);
+}
 
 static void ranges(void) {
     static const size_t sizes[] = {1, 1000, 3 * MIB + 5};
@@ -135,6 +296,8 @@ int main(void) {
     handle stream, event, context;
     uint64_t number;
     int capturing;
+    /* First: its child uses CUDA, too. */
+    shared();
     cudaFree(NULL);
     void *found = NULL, *library = dlopen("libcuda.so.1", RTLD_NOW);
     cudaGetDriverEntryPointByVersion("cuMemAlloc", &found, 12000, 0, &capturing);
@@ -149,6 +312,8 @@ int main(void) {
     COST(cuStreamIsCapturing(NULL, &capturing));
     COST(cuCtxGetCurrent(&context));
     COST(cuCtxSynchronize());
+    chunks();
+    files();
     ranges();
     frees();
     captures();

@@ -99,11 +99,17 @@ pub unsafe extern "C" fn cuMemCreate(
         let device = unsafe { home(session, properties)? };
         let created = session.state.memory.create(device, size as u64)?;
         // SAFETY: as above; `home` has looked at it.
-        let kinds = unsafe { (*properties).requestedHandleTypes }.0;
+        let (kinds, flags) = unsafe {
+            (
+                (*properties).requestedHandleTypes.0,
+                (*properties).allocFlags,
+            )
+        };
         let chunk = session.state.chunk("cuMemCreate", created)?;
         if let Some(chunk) = session.state.memory.chunk_mut(chunk) {
             // `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
             chunk.exportable = kinds & 1 != 0;
+            chunk.rdma = flags.gpuDirectRDMACapable != 0;
         }
         // SAFETY: the module's contract.
         unsafe { give(handle, created) }

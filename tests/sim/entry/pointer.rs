@@ -17,6 +17,8 @@ struct Known {
     size: u64,
     device: usize,
     id: u64,
+    exportable: bool,
+    rdma: bool,
     /// `None` for host memory.
     make: Option<Option<Make>>,
 }
@@ -29,6 +31,8 @@ fn known(session: &Session<'_>, address: u64) -> Option<Known> {
             size: extent.size,
             device: extent.device,
             id: extent.id,
+            exportable: extent.exportable,
+            rdma: extent.rdma,
             make: Some(extent.make),
         });
     }
@@ -38,6 +42,8 @@ fn known(session: &Session<'_>, address: u64) -> Option<Known> {
         size: locked.size,
         device: locked.device,
         id: start,
+        exportable: false,
+        rdma: false,
         make: None,
     })
 }
@@ -86,9 +92,11 @@ unsafe fn attribute(
             CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => give(data.cast::<u64>(), known.start),
             CU_POINTER_ATTRIBUTE_RANGE_SIZE => give(data.cast::<usize>(), known.size as usize),
             CU_POINTER_ATTRIBUTE_MAPPED => give(data.cast::<c_uint>(), 1),
-            CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => give(data.cast::<c_ulonglong>(), 0),
+            CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => {
+                give(data.cast::<c_ulonglong>(), known.exportable.into())
+            }
             CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => {
-                give(data.cast::<c_uint>(), on_device.into())
+                give(data.cast::<c_uint>(), known.rdma.into())
             }
             CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => give(data.cast::<c_uint>(), 3),
             CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => {

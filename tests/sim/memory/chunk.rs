@@ -21,6 +21,8 @@ pub(crate) struct Chunk {
     pub(super) foreign: bool,
     /// Created so that another process may see it.
     pub exportable: bool,
+    /// Created so that network cards may reach it.
+    pub rdma: bool,
     /// Holds on the handle beyond the first.
     pub(super) holds: u32,
     /// Where the bytes are in the device's file, with host pointers on.
@@ -42,6 +44,7 @@ impl Chunk {
             file: None,
             foreign: false,
             exportable: false,
+            rdma: false,
             holds: 0,
             stretch,
             released: false,

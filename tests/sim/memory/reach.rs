@@ -22,6 +22,10 @@ pub(crate) struct Extent {
     pub device: usize,
     /// `None` for chunks mapped with `cuMemMap`.
     pub make: Option<Make>,
+    /// A chunk that was created to have a file descriptor.
+    pub exportable: bool,
+    /// Network cards reach it.
+    pub rdma: bool,
     /// Tells this allocation from any other, also from a later one at the same address.
     pub id: u64,
 }
@@ -55,10 +59,13 @@ impl Memory {
         let piece = self.piece(address, 1)?;
         let mapping = self.mappings.get(piece.mapping)?;
         let (_, region) = self.regions.range(..=address).next_back()?;
+        let chunk = self.chunks.get(piece.chunk)?;
         Some(Extent {
             start: mapping.address,
             size: mapping.size,
-            device: self.chunks.get(piece.chunk)?.device,
+            device: chunk.device,
+            exportable: chunk.exportable,
+            rdma: chunk.rdma || !matches!(region.kind, Kind::Reserved { .. }),
             make: match region.kind {
                 Kind::Reserved { .. } => None,
                 Kind::Plain { make, .. } => Some(make),

@@ -33,7 +33,7 @@ impl Device {
         let State { pool, .. } = &mut *state;
         let start = pool.block_around(address).ok_or(Unshared::Unknown)?.start;
         let backing = pool.backing(start).ok_or(Unshared::Unknown)?;
-        if backing.mapped && !pool.gpu().exportable {
+        if backing.mapped && !pool.gpu().is_exportable() {
             return Err(Unshared::Forbidden(format!(
                 "{} cannot share mapped memory",
                 self.properties.name
