@@ -94,8 +94,14 @@ static int child(int peer) {
     SHOW(cudaIpcCloseMemHandle(blocks[1]));
     show_filled("still open", blocks[2], sizes[2], 22);
     say(peer);
-    /* The last is never closed. */
+    /* The last is never closed, but goes with the context. */
     listen_to(peer);
+    SHOW(cudaDeviceReset());
+    SHOW(cudaIpcCloseMemHandle(blocks[2]));
+    SHOW(cudaMalloc(&again, MIB));
+    show_data("after a reset", again, MIB, 50);
+    SHOW(cudaFree(again));
+    fflush(stdout);
     _exit(0);
 }
 

@@ -7,6 +7,7 @@ import signal
 import torch
 import torch.multiprocessing as mp
 from case import MIB, counter, pattern, raises, stats, to_gpu
+from torch.multiprocessing.reductions import reduce_tensor
 
 
 def calls(name):
@@ -150,7 +151,20 @@ def sender_ends():
     assert "process" in error or "CUDA error" in error, error
 
 
+def itself():
+    """A process may open what it shared itself."""
+    own = to_gpu(pattern(5 * MIB, 0))
+    rebuild, arguments = reduce_tensor(own)
+    again = rebuild(*arguments)
+    assert again.data_ptr() != own.data_ptr()
+    again.copy_(pattern(5 * MIB, 1))
+    assert torch.equal(own.cpu(), pattern(5 * MIB, 1))
+
+
 def main():
+    itself()
+    torch.cuda.ipc_collect()
+    torch.cuda.empty_cache()
     other = Other()
     moved(other)
     sent_and_freed(other)
