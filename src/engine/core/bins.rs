@@ -31,6 +31,17 @@ fn bin_of(size: u64) -> usize {
     (STEPS as usize) * power as usize + (units >> power) as usize
 }
 
+/// The last of a bin's sizes that are smaller, and the first that is not; `NONE` where there is none.
+#[inline(always)]
+fn larger(nodes: &[Block], first: BlockId, size: u64) -> (BlockId, BlockId) {
+    let (mut less, mut at) = (NONE, first);
+    while nodes[at as usize].size < size {
+        less = at;
+        at = nodes[at as usize].more;
+    }
+    (less, at)
+}
+
 impl Default for Bins {
     fn default() -> Self {
         Bins::new()
@@ -54,13 +65,9 @@ impl Bins {
     #[inline(always)]
     pub fn best(&self, nodes: &[Block], size: u64) -> BlockId {
         let bin = bin_of(size);
-        let mut at = self.heads[bin];
-        while at != NONE {
-            let block = &nodes[at as usize];
-            if block.size >= size {
-                return at;
-            }
-            at = block.more;
+        let at = larger(nodes, self.heads[bin], size).1;
+        if at != NONE {
+            return at;
         }
         match self.next_bin(bin + 1) {
             Some(bin) => self.heads[bin],
@@ -88,35 +95,23 @@ impl Bins {
     pub fn insert(&mut self, nodes: &mut [Block], id: BlockId) {
         let (size, address) = (nodes[id as usize].size, nodes[id as usize].address);
         let bin = bin_of(size);
-        let (mut less, mut at) = (NONE, self.heads[bin]);
-        while at != NONE && nodes[at as usize].size < size {
-            less = at;
-            at = nodes[at as usize].more;
-        }
-        if at != NONE && nodes[at as usize].size == size {
-            let first = &mut nodes[at as usize];
+        let (less, at) = larger(nodes, self.heads[bin], size);
+        let first = &mut nodes[at as usize];
+        if first.size != size {
+            self.place(nodes, bin, id, NONE, less, at);
+            self.words[bin / 64] |= 1 << (bin % 64);
+            self.summary |= 1 << (bin / 64);
+        } else if address < first.address {
             // The lowest address stands first, the others in no order.
-            if address < first.address {
-                let more = first.more;
-                first.same_prev = id;
-                self.place(nodes, bin, id, less, more);
-                let node = &mut nodes[id as usize];
-                (node.same_prev, node.same_next) = (NONE, at);
-            } else {
-                let after = std::mem::replace(&mut first.same_next, id);
-                if after != NONE {
-                    nodes[after as usize].same_prev = id;
-                }
-                let node = &mut nodes[id as usize];
-                (node.same_prev, node.same_next) = (at, after);
-            }
-            return;
+            first.same_prev = id;
+            let more = first.more;
+            self.place(nodes, bin, id, at, less, more);
+        } else {
+            let after = std::mem::replace(&mut first.same_next, id);
+            nodes[after as usize].same_prev = id;
+            let node = &mut nodes[id as usize];
+            (node.same_prev, node.same_next) = (at, after);
         }
-        self.place(nodes, bin, id, less, at);
-        let node = &mut nodes[id as usize];
-        (node.same_prev, node.same_next) = (NONE, NONE);
-        self.words[bin / 64] |= 1 << (bin % 64);
-        self.summary |= 1 << (bin / 64);
     }
 
     #[inline(always)]
@@ -129,52 +124,48 @@ impl Bins {
             more,
             ..
         } = &nodes[id as usize];
-        if same_next != NONE {
-            nodes[same_next as usize].same_prev = same_prev;
-        }
+        nodes[same_next as usize].same_prev = same_prev;
         if same_prev != NONE {
             nodes[same_prev as usize].same_next = same_next;
             return;
         }
         let bin = bin_of(size);
         if same_next != NONE {
-            self.place(nodes, bin, same_next, less, more);
+            let after = nodes[same_next as usize].same_next;
+            self.place(nodes, bin, same_next, after, less, more);
             return;
         }
-        if more != NONE {
-            nodes[more as usize].less = less;
-        }
-        if less != NONE {
-            nodes[less as usize].more = more;
-            return;
-        }
-        self.heads[bin] = more;
-        if more == NONE {
-            self.words[bin / 64] &= !(1 << (bin % 64));
-            if self.words[bin / 64] == 0 {
-                self.summary &= !(1 << (bin / 64));
+        nodes[more as usize].less = less;
+        nodes[less as usize].more = more;
+        if less == NONE {
+            self.heads[bin] = more;
+            if more == NONE {
+                self.words[bin / 64] &= !(1 << (bin % 64));
+                if self.words[bin / 64] == 0 {
+                    self.summary &= !(1 << (bin / 64));
+                }
             }
         }
     }
 
-    /// Makes `id` stand for its size between two others of its bin.
+    /// Makes `id` stand for its size between two others of its bin, and before another of its size.
     #[inline(always)]
     fn place(
         &mut self,
         nodes: &mut [Block],
         bin: usize,
         id: BlockId,
+        same_next: BlockId,
         less: BlockId,
         more: BlockId,
     ) {
         let node = &mut nodes[id as usize];
+        (node.same_prev, node.same_next) = (NONE, same_next);
         (node.less, node.more) = (less, more);
-        match less {
-            NONE => self.heads[bin] = id,
-            _ => nodes[less as usize].more = id,
-        }
-        if more != NONE {
-            nodes[more as usize].less = id;
+        nodes[more as usize].less = id;
+        nodes[less as usize].more = id;
+        if less == NONE {
+            self.heads[bin] = id;
         }
     }
 

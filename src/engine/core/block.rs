@@ -7,8 +7,10 @@ use std::ops::{Deref, DerefMut, Index, IndexMut};
 /// An index into [`Blocks`].
 pub type BlockId = u32;
 
-/// No block.
-pub const NONE: BlockId = u32::MAX;
+/// No block. There is a node in this place all the same, which is free for nobody and larger than
+/// anything asked for. So who follows a link may read what is there, and write what nobody reads,
+/// without asking first whether there is a block.
+pub const NONE: BlockId = 0;
 
 /// What a block is at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,8 +89,16 @@ pub struct Blocks {
 
 impl Blocks {
     pub fn new() -> Self {
+        let mut nodes = Array::new();
+        nodes.extend(
+            1,
+            Block {
+                size: u64::MAX,
+                ..VACANT
+            },
+        );
         Blocks {
-            nodes: Array::new(),
+            nodes,
             vacant: NONE,
         }
     }
@@ -142,9 +152,7 @@ impl Blocks {
         let front = self.add(address, size, slot, state);
         self[front].prev = prev;
         self[front].next = id;
-        if prev != NONE {
-            self[prev].next = front;
-        }
+        self[prev].next = front;
         let rest = &mut self[id];
         rest.address += size;
         rest.size -= size;
@@ -181,9 +189,7 @@ pub fn absorb_next(nodes: &mut [Block], vacant: &mut BlockId, id: BlockId, tail:
     let node = &mut nodes[id as usize];
     node.size += size;
     node.next = after;
-    if after != NONE {
-        nodes[after as usize].prev = id;
-    }
+    nodes[after as usize].prev = id;
     if *tail == gone {
         *tail = id;
     }

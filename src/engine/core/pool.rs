@@ -469,12 +469,7 @@ impl<G: Gpu> Pool<G> {
             return own;
         }
         let idle = idle.best(&self.blocks, size);
-        if own == NONE {
-            return idle;
-        }
-        if idle == NONE {
-            return own;
-        }
+        // No block is larger than any.
         let (a, b) = (&self.blocks[own], &self.blocks[idle]);
         if (a.size, a.address) <= (b.size, b.address) {
             own
@@ -513,9 +508,7 @@ impl<G: Gpu> Pool<G> {
             block.address = rest.end();
             (block.prev, block.next) = (hole, rest.next);
             rest.next = id;
-            if block.next != NONE {
-                nodes[block.next as usize].prev = id;
-            }
+            nodes[block.next as usize].prev = id;
             let tail = &mut groups[owner.group as usize].tail;
             if *tail == hole {
                 *tail = id;
@@ -525,9 +518,7 @@ impl<G: Gpu> Pool<G> {
             (block.prev, block.next) = (rest.prev, hole);
             rest.address += size;
             rest.prev = id;
-            if block.prev != NONE {
-                nodes[block.prev as usize].next = id;
-            }
+            nodes[block.prev as usize].next = id;
         }
         nodes[id as usize] = block;
         owner.bins.insert(nodes, hole);
@@ -566,7 +557,7 @@ fn join_holes(
     let (nodes, vacant) = blocks.parts();
     // The size and slot of a neighbour that it may be joined with, and whose both are then.
     let joinable = |nodes: &[Block], at: BlockId, own: (u16, u64)| {
-        let beside = (at != NONE).then(|| &nodes[at as usize])?;
+        let beside = &nodes[at as usize];
         let joined = match beside.state {
             State::Free => join(own, (beside.slot, beside.detail), idle)?,
             _ => return None,
