@@ -103,48 +103,147 @@ pub struct Events {
     pub driver_errors: u64,
 }
 
-/// So many of something, and their bytes.
-#[derive(Clone, Copy, Default)]
-struct Sum {
-    count: u64,
-    bytes: u64,
+/// Amounts of several quantities. What is done to all of them at once the compiler does at once.
+#[derive(Clone, Copy)]
+struct Amounts<const N: usize>([i64; N]);
+
+/// Blocks: how many, their bytes, the bytes asked for.
+type OfBlocks = Amounts<4>;
+
+/// Holes or chunks: how many, their bytes.
+type Sum = Amounts<2>;
+
+impl<const N: usize> Default for Amounts<N> {
+    fn default() -> Self {
+        Amounts([0; N])
+    }
+}
+
+impl<const N: usize> Amounts<N> {
+    #[inline(always)]
+    fn with(self, other: Self, of: impl Fn(i64, i64) -> i64) -> Self {
+        Amounts(std::array::from_fn(|at| of(self.0[at], other.0[at])))
+    }
+
+    #[inline(always)]
+    fn and(self, other: Self) -> Self {
+        self.with(other, |a, b| a.wrapping_add(b))
+    }
+
+    #[inline(always)]
+    fn less(self, other: Self) -> Self {
+        self.with(other, |a, b| a.wrapping_sub(b))
+    }
+
+    /// Whether any of them is below 0.
+    #[inline(always)]
+    fn falls_short(self) -> bool {
+        self.0.iter().fold(0, |all, it| all | it) < 0
+    }
+
+    fn get(self, at: usize) -> u64 {
+        self.0[at] as u64
+    }
+}
+
+impl OfBlocks {
+    #[inline(always)]
+    fn one(size: u64, requested: u64) -> Self {
+        Amounts([1, size as i64, requested as i64, 0])
+    }
+
+    fn sum(self) -> Sum {
+        Amounts([self.0[0], self.0[1]])
+    }
 }
 
 impl Sum {
-    #[inline]
-    fn add(&mut self, size: u64) {
-        self.count += 1;
-        self.bytes += size;
+    #[inline(always)]
+    fn one(size: u64) -> Self {
+        Amounts([1, size as i64])
     }
 
-    #[inline]
-    fn take(&mut self, size: u64) {
-        self.count -= 1;
-        self.bytes -= size;
-    }
-
-    #[inline]
-    fn and(self, other: Sum) -> Sum {
-        Sum {
-            count: self.count + other.count,
-            bytes: self.bytes + other.bytes,
-        }
-    }
-
-    #[inline]
-    fn is_below(self, other: Sum) -> bool {
-        other.count > self.count || other.bytes > self.bytes
-    }
-
-    /// Raises a peak to what there is now.
-    #[inline]
-    fn raise(&mut self, now: Sum) {
-        self.count = self.count.max(now.count);
-        self.bytes = self.bytes.max(now.bytes);
+    #[inline(always)]
+    fn bytes(bytes: u64) -> Self {
+        Amounts([0, bytes as i64])
     }
 }
 
-/// What there is now.
+/// What there is now, kept as what is missing to the most that ever was: so whether there is more than
+/// ever is a question of signs.
+#[derive(Clone, Copy, Default)]
+struct Level<const N: usize> {
+    peak: Amounts<N>,
+    room: Amounts<N>,
+}
+
+impl<const N: usize> Level<N> {
+    /// So much more. True where that is more than ever, and the peak is to be raised.
+    #[must_use]
+    #[inline(always)]
+    fn add(&mut self, more: Amounts<N>) -> bool {
+        self.room = self.room.less(more);
+        self.room.falls_short()
+    }
+
+    #[inline(always)]
+    fn take(&mut self, less: Amounts<N>) {
+        self.room = self.room.and(less);
+    }
+
+    fn now(&self) -> Amounts<N> {
+        self.peak.less(self.room)
+    }
+
+    /// Raises the peak to what there is now.
+    fn raise(&mut self) {
+        self.peak = self.peak.with(self.now(), i64::max);
+        self.room = self.room.with(Amounts::default(), i64::max);
+    }
+
+    fn reset(&mut self) {
+        self.peak = self.now();
+        self.room = Amounts::default();
+    }
+}
+
+/// The levels of small, of large and of all.
+#[derive(Clone, Copy, Default)]
+struct Levels<const N: usize> {
+    of: [Level<N>; 2],
+    all: Level<N>,
+}
+
+impl<const N: usize> Levels<N> {
+    #[must_use]
+    #[inline(always)]
+    fn add(&mut self, class: usize, more: Amounts<N>) -> bool {
+        let (of, all) = (self.of[class].add(more), self.all.add(more));
+        of | all
+    }
+
+    #[inline(always)]
+    fn take(&mut self, class: usize, less: Amounts<N>) {
+        self.of[class].take(less);
+        self.all.take(less);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn raise(&mut self) {
+        self.each(Level::raise);
+    }
+
+    fn each(&mut self, act: impl Fn(&mut Level<N>)) {
+        self.of.iter_mut().chain([&mut self.all]).for_each(act);
+    }
+
+    fn now(&self) -> [Amounts<N>; 2] {
+        self.of.map(|level| level.now())
+    }
+}
+
+/// What there is now, or was, of one class or of both.
 #[derive(Clone, Copy, Default)]
 struct Now {
     live: Sum,
@@ -171,8 +270,7 @@ impl Now {
 /// What was added since the start, or since that was last reset.
 #[derive(Clone, Copy, Default)]
 struct Added {
-    live: Sum,
-    requested: u64,
+    live: OfBlocks,
     holes: Sum,
     held: Sum,
 }
@@ -181,50 +279,34 @@ impl Added {
     fn and(self, other: Added) -> Added {
         Added {
             live: self.live.and(other.live),
-            requested: self.requested + other.requested,
             holes: self.holes.and(other.holes),
             held: self.held.and(other.held),
         }
     }
 }
 
-/// The most that there was.
-#[derive(Clone, Copy, Default)]
+/// The most that there was, of one class or of both.
 struct Peak {
-    live: Sum,
-    requested: u64,
+    live: OfBlocks,
     active: Sum,
     holes: Sum,
     held: Sum,
 }
 
-impl Peak {
-    fn raise(&mut self, now: &Now) {
-        self.live.raise(now.live);
-        self.requested = self.requested.max(now.requested);
-        self.active.raise(now.live.and(now.pending));
-        self.holes.raise(now.holes);
-        self.held.raise(now.held);
-    }
-
-    #[inline]
-    fn is_below(&self, live: Sum, requested: u64) -> bool {
-        self.live.is_below(live) || requested > self.requested
-    }
-}
-
 /// The counting itself: of PyTorch's many figures the few that the others follow from, so that a
 /// block that comes or goes costs a handful of additions. What was removed is what was added less
-/// what there is; active is live and pending together; all is small and large together, but for the
-/// peaks.
+/// what there is; active is live and pending together. All segments are large.
 #[derive(Clone, Default)]
 pub struct Tally {
-    now: [Now; 2],
+    live: Levels<4>,
+    holes: Levels<2>,
+    held: Level<2>,
     added: [Added; 2],
     /// By class.
-    peak: [Peak; 2],
-    /// Of both classes together.
-    peak_of_all: Peak,
+    pending: [Sum; 2],
+    /// The most that was live and pending together, by class, and of both. At least what was live.
+    active: [Sum; 2],
+    active_of_all: Sum,
     events: Events,
     /// What there was when `added` was last reset.
     before: [Now; 2],
@@ -248,15 +330,31 @@ impl Tally {
     /// A block was handed out.
     #[inline]
     pub fn allocated(&mut self, size: u64, requested: u64) {
-        let class = Class::of(size) as usize;
-        let (now, added) = (&mut self.now[class], &mut self.added[class]);
-        now.live.add(size);
-        now.requested += requested;
-        added.live.add(size);
-        added.requested += requested;
-        if self.passes_peak(class, Sum::default(), 0) {
-            self.raise_peaks();
+        let (class, one) = (Class::of(size) as usize, OfBlocks::one(size, requested));
+        self.added[class].live = self.added[class].live.and(one);
+        if self.live.add(class, one) {
+            self.live.raise();
         }
+        if self.is_pending() {
+            self.raise_active();
+        }
+    }
+
+    /// Whether anything is. Where nothing is, the peak of what is active is that of what is live.
+    #[inline(always)]
+    fn is_pending(&self) -> bool {
+        self.pending[0].0[0] | self.pending[1].0[0] != 0
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn raise_active(&mut self) {
+        let live = self.live.now().map(OfBlocks::sum);
+        let active = [0, 1].map(|class| live[class].and(self.pending[class]));
+        let raise = |peak: &mut Sum, now: Sum| *peak = peak.with(now, i64::max);
+        raise(&mut self.active_of_all, active[0].and(active[1]));
+        raise(&mut self.active[0], active[0]);
+        raise(&mut self.active[1], active[1]);
     }
 
     /// Whether handing out a block of this size would set any peak anew. One that is too large to be
@@ -266,87 +364,72 @@ impl Tally {
         if size > super::LARGEST_REQUEST {
             return false;
         }
-        let more = Sum {
-            count: 1,
-            bytes: size,
-        };
-        self.passes_peak(Class::of(size) as usize, more, requested)
-    }
-
-    /// Whether a peak is passed with so much more live in one class.
-    #[inline]
-    fn passes_peak(&self, class: usize, more: Sum, requested: u64) -> bool {
-        let [small, large] = &self.now;
-        let now = &self.now[class];
-        let live = small.live.and(large.live).and(more);
-        let pending = small.pending.and(large.pending);
-        self.peak[class].is_below(now.live.and(more), now.requested + requested)
-            || self
-                .peak_of_all
-                .is_below(live, small.requested + large.requested + requested)
-            // The peak of what is active is never below that of what is live, so it can be passed
-            // alone only where something is pending.
-            || (pending.count > 0
-                && (self.peak_of_all.active.is_below(live.and(pending))
-                    || self.peak[class]
-                        .active
-                        .is_below(now.live.and(now.pending).and(more))))
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn raise_peaks(&mut self) {
-        let [small, large] = &self.now;
-        self.peak_of_all.raise(&small.and(*large));
-        self.peak[0].raise(small);
-        self.peak[1].raise(large);
+        let (mut after, class) = (self.live, Class::of(size) as usize);
+        let mut peaks = after.add(class, OfBlocks::one(size, requested));
+        if self.is_pending() {
+            let one = Sum::one(size);
+            let live = self.live.now().map(OfBlocks::sum);
+            let active = live[class].and(self.pending[class]).and(one);
+            let other = live[1 - class].and(self.pending[1 - class]);
+            let most = |active: Sum, level: &Level<4>| active.with(level.peak.sum(), i64::max);
+            let of = most(self.active[class], &self.live.of[class]);
+            let all = most(self.active_of_all, &self.live.all);
+            peaks |= of.less(active).falls_short() || all.less(active.and(other)).falls_short();
+        }
+        peaks
     }
 
     /// The program gave the block back.
     #[inline]
     pub fn freed(&mut self, size: u64, requested: u64) {
-        let now = &mut self.now[Class::of(size) as usize];
-        now.live.take(size);
-        now.requested -= requested;
+        let one = OfBlocks::one(size, requested);
+        self.live.take(Class::of(size) as usize, one);
     }
 
     /// The block that was given back may still be in use on another stream. Until it is not, what
     /// was asked for counts as such, as in PyTorch.
     pub fn deferred(&mut self, size: u64, requested: u64) {
-        let now = &mut self.now[Class::of(size) as usize];
-        now.pending.add(size);
-        now.requested += requested;
+        let class = Class::of(size) as usize;
+        self.pending[class] = self.pending[class].and(Sum::one(size));
+        let requested = Amounts([0, 0, requested as i64, 0]);
+        // It was counted until just now.
+        let _ = self.live.add(class, requested);
+        self.raise_active();
     }
 
     /// It is so no more.
     pub fn let_go(&mut self, size: u64, requested: u64) {
-        let now = &mut self.now[Class::of(size) as usize];
-        now.pending.take(size);
-        now.requested -= requested;
+        let class = Class::of(size) as usize;
+        self.pending[class] = self.pending[class].less(Sum::one(size));
+        self.live.take(class, Amounts([0, 0, requested as i64, 0]));
     }
 
     /// Blocks of one class went back and were handed out again unchanged, `count` times in all,
     /// without ever being free. No peak can have been passed: each went back first.
     pub fn recycled(&mut self, class: Class, count: u64, bytes: u64, requested: u64) {
         self.events.hits += count;
-        let added = &mut self.added[class as usize];
-        added.live = added.live.and(Sum { count, bytes });
-        added.requested += requested;
+        let added = &mut self.added[class as usize].live;
+        *added = added.and(Amounts([count as i64, bytes as i64, requested as i64, 0]));
     }
 
     /// A hole of `size` bytes is there that was not.
     #[inline]
     pub fn hole_added(&mut self, size: u64) {
-        let class = Class::of(size) as usize;
-        self.now[class].holes.add(size);
-        self.added[class].holes.add(size);
-        self.holes_risen(class);
+        self.add_holes(Class::of(size) as usize, Sum::one(size));
+    }
+
+    #[inline(always)]
+    fn add_holes(&mut self, class: usize, more: Sum) {
+        self.added[class].holes = self.added[class].holes.and(more);
+        if self.holes.add(class, more) {
+            self.holes.raise();
+        }
     }
 
     /// A hole is there no more.
     #[inline]
     pub fn hole_removed(&mut self, size: u64) {
-        self.now[Class::of(size) as usize].holes.take(size);
+        self.holes.take(Class::of(size) as usize, Sum::one(size));
     }
 
     /// A hole of `before` bytes became `more` bytes larger.
@@ -358,10 +441,7 @@ impl Tally {
             self.hole_added(before + more);
             return;
         }
-        let class = class as usize;
-        self.now[class].holes.bytes += more;
-        self.added[class].holes.bytes += more;
-        self.holes_risen(class);
+        self.add_holes(class as usize, Sum::bytes(more));
     }
 
     /// A hole of `before` bytes became `less` bytes smaller, and is not gone.
@@ -373,77 +453,93 @@ impl Tally {
             self.hole_added(before - less);
             return;
         }
-        self.now[class as usize].holes.bytes -= less;
-    }
-
-    #[inline]
-    fn holes_risen(&mut self, class: usize) {
-        let [small, large] = &self.now;
-        if self
-            .peak_of_all
-            .holes
-            .is_below(small.holes.and(large.holes))
-            || self.peak[class].holes.is_below(self.now[class].holes)
-        {
-            self.raise_peaks();
-        }
+        self.holes.take(class as usize, Sum::bytes(less));
     }
 
     /// Memory was taken from the driver.
     pub fn chunk_added(&mut self, size: u64) {
         self.events.device_allocs += 1;
-        let large = Class::Large as usize;
-        self.now[large].held.add(size);
-        self.added[large].held.add(size);
-        self.raise_peaks();
+        let added = &mut self.added[Class::Large as usize].held;
+        *added = added.and(Sum::one(size));
+        if self.held.add(Sum::one(size)) {
+            self.held.raise();
+        }
     }
 
     /// Memory was given back to the driver.
     pub fn chunk_removed(&mut self, size: u64) {
         self.events.device_frees += 1;
-        self.now[Class::Large as usize].held.take(size);
+        self.held.take(Sum::one(size));
     }
 
     /// Bytes in use by the program, and bytes held from the driver.
     pub fn in_use_and_held(&self) -> (u64, u64) {
-        let [small, large] = &self.now;
-        (
-            small.live.bytes + large.live.bytes,
-            small.held.bytes + large.held.bytes,
-        )
+        (self.live.all.now().get(1), self.held.now().get(1))
+    }
+
+    fn now(&self) -> [Now; 2] {
+        let (live, holes) = (self.live.now(), self.holes.now());
+        [Class::Small, Class::Large].map(|class| {
+            let at = class as usize;
+            Now {
+                live: live[at].sum(),
+                requested: live[at].get(2),
+                pending: self.pending[at],
+                holes: holes[at],
+                held: match class {
+                    Class::Small => Sum::default(),
+                    Class::Large => self.held.now(),
+                },
+            }
+        })
     }
 
     /// Everything counted so far.
     pub fn read(&self) -> Counters {
-        let of = |class: usize| {
-            usage(
-                &self.before[class],
-                &self.added[class],
-                &self.now[class],
-                &self.peak[class],
-            )
+        let now = self.now();
+        let [small, large] = [Class::Small, Class::Large].map(|class| {
+            let at = class as usize;
+            let peak = Peak {
+                live: self.live.of[at].peak,
+                active: self.active[at],
+                holes: self.holes.of[at].peak,
+                held: match class {
+                    Class::Small => Sum::default(),
+                    Class::Large => self.held.peak,
+                },
+            };
+            usage(&self.before[at], &self.added[at], &now[at], &peak)
+        });
+        let both = now[0].and(now[1]);
+        let peak = Peak {
+            live: self.live.all.peak,
+            active: self.active_of_all,
+            holes: self.holes.all.peak,
+            held: self.held.peak,
         };
-        let now = self.now[0].and(self.now[1]);
         let all = usage(
             &self.before[0].and(self.before[1]),
             &self.added[0].and(self.added[1]),
-            &now,
-            &self.peak_of_all,
+            &both,
+            &peak,
         );
         Counters {
             all,
-            small: of(0),
-            large: of(1),
-            pending_bytes: now.pending.bytes,
+            small,
+            large,
+            pending_bytes: both.pending.get(1),
             events: self.events,
         }
     }
 
     /// Sets every peak to what there is now.
     pub fn reset_peaks(&mut self) {
-        self.peak = Default::default();
-        self.peak_of_all = Peak::default();
-        self.raise_peaks();
+        self.live.each(Level::reset);
+        self.holes.each(Level::reset);
+        self.held.reset();
+        self.active = Default::default();
+        self.active_of_all = Sum::default();
+        self.raise_active();
     }
 
     /// Starts counting anew what was ever added and removed, as PyTorch's
@@ -451,7 +547,7 @@ impl Tally {
     /// events that PyTorch counts.
     pub fn reset_accumulated(&mut self) {
         self.added = Default::default();
-        self.before = self.now;
+        self.before = self.now();
         self.events = Events {
             alloc_retries: 0,
             ooms: 0,
@@ -470,27 +566,32 @@ fn usage(before: &Now, added: &Added, now: &Now, peak: &Peak) -> Usage {
         current,
         peak,
     };
-    let (was_active, active) = (before.live.and(before.pending), now.live.and(now.pending));
-    let counts = |before: Sum, added: Sum, now: Sum, peak: Sum| {
-        flow(before.count, added.count, now.count, peak.count)
+    let flows = |before: Sum, added: Sum, now: Sum, peak: Sum| {
+        [0, 1].map(|at| flow(before.get(at), added.get(at), now.get(at), peak.get(at)))
     };
-    let bytes = |before: Sum, added: Sum, now: Sum, peak: Sum| {
-        flow(before.bytes, added.bytes, now.bytes, peak.bytes)
-    };
+    let (was_active, is_active) = (before.live.and(before.pending), now.live.and(now.pending));
+    // Where nothing was pending the two are the same.
+    let most_active = peak.active.with(peak.live.sum(), i64::max);
+    let live = added.live.sum();
+    let [allocation, allocated_bytes] = flows(before.live, live, now.live, peak.live.sum());
+    let [active, active_bytes] = flows(was_active, live, is_active, most_active);
+    let [inactive_split, inactive_split_bytes] =
+        flows(before.holes, added.holes, now.holes, peak.holes);
+    let [segment, reserved_bytes] = flows(before.held, added.held, now.held, peak.held);
     Usage {
-        allocation: counts(before.live, added.live, now.live, peak.live),
-        allocated_bytes: bytes(before.live, added.live, now.live, peak.live),
+        allocation,
+        allocated_bytes,
         requested_bytes: flow(
             before.requested,
-            added.requested,
+            added.live.get(2),
             now.requested,
-            peak.requested,
+            peak.live.get(2),
         ),
-        active: counts(was_active, added.live, active, peak.active),
-        active_bytes: bytes(was_active, added.live, active, peak.active),
-        inactive_split: counts(before.holes, added.holes, now.holes, peak.holes),
-        inactive_split_bytes: bytes(before.holes, added.holes, now.holes, peak.holes),
-        segment: counts(before.held, added.held, now.held, peak.held),
-        reserved_bytes: bytes(before.held, added.held, now.held, peak.held),
+        active,
+        active_bytes,
+        inactive_split,
+        inactive_split_bytes,
+        segment,
+        reserved_bytes,
     }
 }
