@@ -641,13 +641,13 @@ impl Device {
 
     /// Notes an allocation. What the pool did to meet it comes before it.
     pub fn note_allocated(&self, address: u64, size: u64, stream: u64, context: Context) {
-        let mut state = self.caught_up();
+        let mut state = self.caught_up(stream, &context);
         state.history.allocated(address, size, stream, context);
     }
 
     /// Notes that a block is about to be freed.
     pub fn note_freed(&self, address: u64, size: u64, stream: u64, context: Context) {
-        let mut state = self.caught_up();
+        let mut state = self.caught_up(0, &None);
         let completed = !state.pool.is_shared(address);
         state
             .history
@@ -656,18 +656,23 @@ impl Device {
 
     /// Notes that memory ran out.
     pub fn note_out_of_memory(&self, size: u64, stream: u64, context: Context) {
-        let mut state = self.caught_up();
+        let mut state = self.caught_up(stream, &context);
         let free = state.pool.gpu().memory_info().map_or(0, |(free, _)| free);
         state
             .history
             .note(Action::OutOfMemory, free, size, stream, context);
     }
 
+    /// Notes what the pool did just now, and where in the program that was.
+    pub fn note_happenings(&self, context: Context) {
+        drop(self.caught_up(0, &context));
+    }
+
     /// The state with all that the pool did in its history.
-    fn caught_up(&self) -> Guard<'_, State> {
+    fn caught_up(&self, stream: u64, context: &Context) -> Guard<'_, State> {
         let mut state = self.state.lock();
         let happenings = state.pool.journal_mut().take();
-        state.history.catch_up(happenings);
+        state.history.catch_up(happenings, stream, context);
         state
     }
 
@@ -675,7 +680,7 @@ impl Device {
     /// them, but for `context` in the place of `frames`.
     pub(super) fn snapshot(&self, only: Option<PoolId>, traces: bool) -> (Vec<Value>, Value) {
         drop(self.settled());
-        let mut state = self.caught_up();
+        let mut state = self.caught_up(0, &None);
         let segments: Vec<Value> = state
             .pool
             .segments()

@@ -97,9 +97,76 @@ pub(super) fn plan() -> Option<Plan> {
 
 /// What is to be recorded of all devices from now on; `None` for nothing.
 pub(super) fn set_plan(plan: Option<Plan>) {
-    let mut now = PLAN.lock();
-    *now = plan;
+    MARKS.lock().annotations.clear();
+    *PLAN.lock() = plan;
     RECORDING.store(plan.map_or(0, |plan| plan.contexts as u8 + 1), Relaxed);
+}
+
+/// What a program says of itself beside its allocations, of all devices.
+struct Marks {
+    /// The compiled regions that it is in, the innermost last.
+    regions: Vec<Arc<str>>,
+    metadata: Option<Arc<str>>,
+    annotations: VecDeque<Annotation>,
+}
+
+static MARKS: Mutex<Marks> = Mutex::new(Marks {
+    regions: Vec::new(),
+    metadata: None,
+    annotations: VecDeque::new(),
+});
+
+/// A named stretch of the program began or ended.
+struct Annotation {
+    device: i32,
+    time: u64,
+    name: String,
+    stage: String,
+}
+
+/// The program enters a compiled region: entries from now on have its name.
+pub fn enter_region(name: &str) {
+    MARKS.lock().regions.push(name.into());
+}
+
+/// The program leaves the region that it entered last.
+pub fn leave_region() {
+    MARKS.lock().regions.pop();
+}
+
+/// Entries from now on have this text.
+pub fn set_metadata(text: &str) {
+    MARKS.lock().metadata = Some(text.into()).filter(|_| !text.is_empty());
+}
+
+/// A named stretch of the program began or ended, as `stage` says; the device is the current one.
+pub fn annotate(device: i32, name: String, stage: String) {
+    let Some(plan) = plan() else { return };
+    let annotations = &mut MARKS.lock().annotations;
+    while annotations.len() >= plan.entries.max(1) {
+        annotations.pop_front();
+    }
+    annotations.push_back(Annotation {
+        device,
+        time: now(),
+        name,
+        stage,
+    });
+}
+
+/// The stretches, as PyTorch's snapshots have them.
+pub(super) fn annotations() -> Value {
+    let marks = MARKS.lock();
+    let annotations = marks.annotations.iter().map(
+        |it| json!({"device": it.device, "time_us": it.time, "name": it.name, "stage": it.stage}),
+    );
+    Value::Array(annotations.collect())
+}
+
+/// Microseconds since 1970.
+fn now() -> u64 {
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    time.unwrap_or_default().as_micros() as u64
 }
 
 struct Entry {
@@ -111,6 +178,8 @@ struct Entry {
     /// Microseconds since 1970.
     time: u64,
     context: Context,
+    region: Option<Arc<str>>,
+    metadata: Option<Arc<str>>,
 }
 
 /// One device's history. Its lock is taken after the device's.
@@ -127,8 +196,10 @@ impl History {
         self.entries.clear();
     }
 
-    /// Drops what is known of blocks in use: from now on nobody notes when they are freed.
+    /// Drops everything, as PyTorch's own allocator does; of blocks in use nobody notes from now on when
+    /// they are freed.
     pub fn stop(&mut self) {
+        self.clear();
         self.live.clear();
     }
 
@@ -139,16 +210,16 @@ impl History {
         while self.entries.len() >= plan.entries.max(1) {
             self.entries.pop_front();
         }
-        let time = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
+        let marks = MARKS.lock();
         self.entries.push_back(Entry {
             action,
             address,
             size,
             stream,
-            time: time.as_micros() as u64,
+            time: now(),
             context: context.filter(|_| plan.contexts >= Contexts::Alloc),
+            region: marks.regions.last().cloned(),
+            metadata: marks.metadata.clone(),
         });
     }
 
@@ -178,8 +249,8 @@ impl History {
         self.note(Action::FreeCompleted, address, size, stream, context);
     }
 
-    /// Enters what the pool did meanwhile.
-    pub fn catch_up(&mut self, happenings: Vec<Happening>) {
+    /// Enters what the pool did meanwhile, for this stream and at this place as far as is known.
+    pub fn catch_up(&mut self, happenings: Vec<Happening>, stream: u64, context: &Context) {
         for happening in happenings {
             let (action, (address, size)) = match happening {
                 Happening::Completed {
@@ -195,7 +266,7 @@ impl History {
                 Happening::Taken(address, size) => (Action::SegmentAlloc, (address, size)),
                 Happening::GivenBack(address, size) => (Action::SegmentFree, (address, size)),
             };
-            self.note(action, address, size, 0, None);
+            self.note(action, address, size, stream, context.clone());
         }
     }
 
@@ -218,6 +289,10 @@ impl History {
             object.insert("size".into(), entry.size.into());
             object.insert("stream".into(), entry.stream.into());
             object.insert("time_us".into(), entry.time.into());
+            let region = entry.region.as_deref().unwrap_or("N/A");
+            object.insert("compile_context".into(), region.into());
+            let metadata = entry.metadata.as_deref().unwrap_or_default();
+            object.insert("user_metadata".into(), metadata.into());
             let context = entry.context.as_ref().map(|context| context.number());
             object.insert("context".into(), json!(context));
             Value::Object(object)

@@ -127,7 +127,11 @@ impl Allocator {
             segments.extend(here);
             device_traces.push(if trace.is_null() { json!([]) } else { trace });
         }
-        json!({"segments": segments, "device_traces": device_traces})
+        json!({
+            "segments": segments,
+            "device_traces": device_traces,
+            "external_annotations": history::annotations(),
+        })
     }
 
     /// The devices taken up so far.

@@ -154,7 +154,9 @@ pub fn memory_stats(counters: &Counters) -> Map<String, Value> {
     stats
 }
 
-fn by_name(usage: &Usage) -> [(&'static str, &Flow); 9] {
+/// What PyTorch counts, in the order that its own table has (`DeviceStats` in its
+/// `CachingDeviceAllocator.h`).
+pub fn by_name(usage: &Usage) -> [(&'static str, &Flow); 9] {
     [
         ("allocation", &usage.allocation),
         ("segment", &usage.segment),

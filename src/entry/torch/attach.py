@@ -52,6 +52,7 @@ reading = native("reading", None, ctypes.c_bool)
 snapshot = native(
     "snapshot", None, ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_bool, TAKE
 )
+set_metadata = native("set_metadata", None, ctypes.c_char_p, ctypes.c_size_t)
 set_observer = native("set_observer", None, OBSERVE)
 POOL = ctypes.c_int, ctypes.c_ulonglong, ctypes.c_ulonglong
 pool_blocks = native("pool_blocks", None, *POOL, TAKE)
@@ -155,6 +156,21 @@ def replace_functions(core):
         gather = functools.partial(core._profiler.gather_traceback, True, True, cpp)
         record(contexts, min(entries, MOST), bits, clear, id(for_good(gather)))
 
+    def follow(record_as_they_do, *arguments):
+        """Has PyTorch tell which named stretches the program is in, where its allocator object is fitted
+        for that."""
+        # Without the actions to skip, of which releases before 2.11 know nothing.
+        for given in arguments, arguments[:-1]:
+            try:
+                return record_as_they_do(*given)
+            except TypeError:
+                pass
+            except RuntimeError:
+                return
+
+    their_record_history = core._cuda_record_memory_history
+    their_record_history_legacy = getattr(core, "_cuda_record_memory_history_legacy", None)
+
     def record_history(
         enabled, context, stacks, entries, clear=False, compiling=False, annotations=False, skip=()
     ):
@@ -167,6 +183,7 @@ def replace_functions(core):
                 raise RuntimeError(f"expected one of {allowed}, not {value!r}")
         entries = entries if enabled == "all" else 1
         start_or_stop(enabled, CONTEXTS[context], entries, stacks == "all", clear, skip)
+        follow(their_record_history, enabled, None, "python", 1, False, compiling, annotations, [])
 
     def record_history_legacy(
         enabled,
@@ -181,6 +198,17 @@ def replace_functions(core):
     ):
         contexts = "alloc" if entries_context else "state" if context else None
         start_or_stop(enabled, CONTEXTS[contexts], entries, cpp, clear, skip)
+        follow(
+            their_record_history_legacy,
+            enabled, False, 1, False, False, False, compiling, annotations, [],
+        )
+
+    metadata = [""]
+
+    def set_memory_metadata(text):
+        encoded = text.encode()
+        set_metadata(encoded, len(encoded))
+        metadata[0] = text
 
     def memory_snapshot(pool=None):
         graph, user, traces = (*(pool or (0, 0)), True)[:3]
@@ -206,7 +234,6 @@ def replace_functions(core):
             "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
             "expandable_segments": all(it["is_expandable"] for it in result["segments"]),
         }
-        result["external_annotations"] = []
         return result
 
     def attach_observer(observer):
@@ -274,6 +301,8 @@ def replace_functions(core):
         "_cuda_record_memory_history_legacy": record_history_legacy,
         "_cuda_isHistoryEnabled": lambda: is_recorded(),
         "_cuda_memorySnapshot": memory_snapshot,
+        "_cuda_setMemoryMetadata": set_memory_metadata,
+        "_cuda_getMemoryMetadata": lambda: metadata[0],
         "_cuda_attach_out_of_memory_observer": attach_observer,
         "_cuda_getCheckpointState": get_state,
         "_cuda_setCheckpointPoolState": set_state,

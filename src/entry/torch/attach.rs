@@ -71,6 +71,7 @@ functions! {
     c"is_recorded": history::is_recorded;
     c"reading": history::reading;
     c"snapshot": history::snapshot;
+    c"set_metadata": history::set_metadata;
     c"set_observer": set_observer;
     c"pool_blocks": checkpoint::pool_blocks;
     c"restore": checkpoint::restore;

@@ -3,19 +3,20 @@
 //! Where the program was is a traceback of PyTorch's own, gathered by the function that `attach.py`
 //! hands over, which is called with no lock of ours held: it takes the interpreter's.
 
-use super::memory::{Take, hand_over};
+use super::cxx::CxxString;
+use super::memory::{Take, current_device, hand_over};
 use crate::entry::guard::guard;
 use crate::entry::python::{Interpreter, Object};
 use concertina_engine::runtime::history::{self, Action, Context, Contexts, Place, Plan};
 use concertina_engine::runtime::{Device, allocator_in_use, lifecycle, record_history};
-use serde_json::{Value, json};
-use std::ffi::{c_int, c_ulonglong};
+use serde_json::json;
+use std::ffi::{c_int, c_ulonglong, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Makes a traceback; a Python object that is never let go of.
-static GATHER: AtomicPtr<std::ffi::c_void> = AtomicPtr::new(ptr::null_mut());
+static GATHER: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Tracebacks that nobody needs, as addresses: let go of when the interpreter's lock is held.
 static UNNEEDED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
@@ -97,6 +98,12 @@ pub fn freeing(device: &Device, address: u64, size: usize, stream: u64) {
     }
 }
 
+/// PyTorch had memory given back to the driver.
+#[cold]
+pub fn emptied(device: &Device) {
+    device.note_happenings(gather(Contexts::All));
+}
+
 /// PyTorch got nothing.
 #[cold]
 pub fn out_of_memory(device: &Device, size: usize, stream: u64) {
@@ -155,8 +162,64 @@ pub extern "C" fn snapshot(graph: c_ulonglong, user: c_ulonglong, traces: bool, 
         let only = Some((graph, user)).filter(|pool| *pool != (0, 0));
         let snapshot = match allocator_in_use() {
             Some(allocator) if !lifecycle::in_forked_child() => allocator.snapshot(only, traces),
-            _ => json!({"segments": [], "device_traces": Value::Array(Vec::new())}),
+            _ => json!({"segments": [], "device_traces": [], "external_annotations": []}),
         };
         hand_over(&snapshot, take);
     });
+}
+
+/// The program's text for entries from now on; of so many bytes.
+///
+/// # Safety
+/// `text` points to so many.
+pub unsafe extern "C" fn set_metadata(text: *const u8, size: usize) {
+    guard((), || {
+        // SAFETY: as promised by the caller.
+        let text = unsafe { std::slice::from_raw_parts(text, size) };
+        history::set_metadata(&String::from_utf8_lossy(text));
+    });
+}
+
+// ---- functions of the allocator object's table: `this` comes first -------------------------------
+
+type This = *mut c_void;
+
+/// `attach.py` does it.
+pub extern "C" fn recording_begins(_: This) {}
+
+/// Names of what the program is at, from `torch.profiler.record_function`: a
+/// `std::vector<std::pair<std::string, std::string>>` of a name and a stage.
+pub unsafe extern "C" fn record_annotation(_: This, pairs: *const [*const [CxxString; 2]; 2]) {
+    guard((), || {
+        if !history::is_recorded() {
+            return;
+        }
+        // SAFETY: the caller's vector: where its elements begin and end.
+        let pairs = unsafe {
+            let [begin, end] = *pairs;
+            std::slice::from_raw_parts(begin, end.offset_from_unsigned(begin))
+        };
+        let value = |key: &[u8]| {
+            let pair = pairs.iter().find(|[name, _]| name.bytes() == key)?;
+            Some(String::from_utf8_lossy(pair[1].bytes()).into_owned())
+        };
+        let (name, stage) = (value(b"name"), value(b"stage"));
+        history::annotate(
+            current_device().unwrap_or(0),
+            name.unwrap_or_default(),
+            stage.unwrap_or_default(),
+        );
+    });
+}
+
+pub unsafe extern "C" fn push_compile_context(_: This, name: *const CxxString) {
+    guard((), || {
+        // SAFETY: the caller's string, which lives until this returns.
+        let name = unsafe { (*name).bytes() };
+        history::enter_region(&String::from_utf8_lossy(name));
+    });
+}
+
+pub extern "C" fn pop_compile_context(_: This) {
+    guard((), history::leave_region);
 }

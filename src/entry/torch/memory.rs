@@ -1,10 +1,13 @@
 //! What PyTorch's memory functions ask, by device number. Nothing here takes a device up: one that
 //! was not used yet has nothing to tell.
 
+use super::symbols::Library;
 use crate::entry::guard::guard;
+use concertina_engine::core::Counters;
 use concertina_engine::runtime::{Device, allocator_in_use, lifecycle, process_settings, stats};
 use serde_json::Value;
-use std::ffi::{c_double, c_int};
+use std::ffi::{c_double, c_int, c_void};
+use std::mem::transmute;
 
 /// Takes a text of so many bytes, which is the caller's until it returns.
 pub type Take = extern "C" fn(*const u8, usize);
@@ -25,11 +28,26 @@ pub fn used(device: c_int) -> Option<&'static Device> {
         .find(|it| it.ordinal() == device)
 }
 
+/// The number of this thread's current device. `None` where PyTorch cannot be asked.
+pub fn current_device() -> Option<c_int> {
+    type Current = unsafe extern "C-unwind" fn(*mut c_int) -> c_int;
+    let function = Library::loaded(c"libtorch_cuda.so")?.symbol(c"cudaGetDevice")?;
+    let mut device = 0;
+    // SAFETY: CUDA's header says what it takes; `device` outlives the call.
+    let status = unsafe { transmute::<*mut c_void, Current>(function)(&mut device) };
+    (status == 0).then_some(device)
+}
+
+/// What is counted of a device; of one that was not used yet, nothing.
+pub fn counters(device: c_int) -> Counters {
+    let counters = used(device).map(|it| it.figures().counters);
+    counters.unwrap_or_default()
+}
+
 /// `torch.cuda.memory_stats` as a flat object.
 pub extern "C" fn memory_stats(device: c_int, take: Take) {
     guard((), || {
-        let counters = used(device).map(|it| it.figures().counters);
-        let stats = stats::memory_stats(&counters.unwrap_or_default());
+        let stats = stats::memory_stats(&counters(device));
         hand_over(&Value::Object(stats), take);
     });
 }

@@ -248,7 +248,14 @@ pub extern "C" fn concertina_init(device_count: c_int) {
 /// Waits for the GPU where free memory may still be in use. Any thread may call it.
 #[unsafe(no_mangle)]
 pub extern "C" fn concertina_empty_cache() {
-    guard((), || each_device(|device| device.empty_cache()));
+    guard((), || {
+        each_device(|device| {
+            device.empty_cache();
+            if concertina_engine::runtime::history::is_recorded() {
+                history::emptied(device);
+            }
+        });
+    });
 }
 
 /// Limits what the library may hold on `device` to `fraction` of the device's memory.

@@ -10,12 +10,13 @@
 
 use super::cxx::{CxxString, SharedPointer};
 use super::error::{Failure, raise};
+use super::memory::current_device;
 use super::symbols::Library;
 use super::usable;
 use crate::entry::guard::guard;
 use concertina_engine::runtime::sharing::{self, Handle, Opened, SegmentHandle, Unshared};
 use concertina_engine::runtime::{allocator_in_use, lifecycle, message};
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::mem::transmute;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -118,7 +119,7 @@ fn share(address: u64) -> Result<(Vec<u8>, u64), Unshared> {
 /// The memory for a text, in the context of the device that PyTorch has current.
 fn open(text: &[u8]) -> Result<Arc<Opened>, Unshared> {
     lifecycle::first_use();
-    let device = usable(current_device()?).ok_or(Unshared::Unknown)?;
+    let device = usable(current_device().ok_or_else(no_device)?).ok_or(Unshared::Unknown)?;
     if let Some(handle) = Handle::of(text) {
         return sharing::open(device, &handle).map_err(advise);
     }
@@ -142,17 +143,8 @@ fn advise(why: Unshared) -> Unshared {
     ))
 }
 
-fn current_device() -> Result<c_int, Unshared> {
-    type Current = unsafe extern "C-unwind" fn(*mut c_int) -> c_int;
-    let missing = || Unshared::Forbidden("this PyTorch is not built as expected".into());
-    let torch = Library::loaded(c"libtorch_cuda.so").ok_or_else(missing)?;
-    let function = torch.symbol(c"cudaGetDevice").ok_or_else(missing)?;
-    let mut device = 0;
-    // SAFETY: CUDA's header says what it takes; `device` outlives the call.
-    match unsafe { transmute::<*mut c_void, Current>(function)(&mut device) } {
-        0 => Ok(device),
-        _ => Err(Unshared::Forbidden("there is no current device".into())),
-    }
+fn no_device() -> Unshared {
+    Unshared::Forbidden("the current device cannot be told".into())
 }
 
 fn no_cxx() -> Unshared {

@@ -10,9 +10,12 @@ use super::{
     CUstream_st, allocate, concertina_begin_allocate_to_pool, concertina_empty_cache,
     concertina_end_allocate_to_pool, concertina_free, concertina_malloc,
     concertina_memory_fraction, concertina_pool_id, concertina_record_stream,
-    concertina_release_pool, memory, release, sharing, usable,
+    concertina_release_pool, history, memory, release, sharing, usable,
 };
 use crate::entry::guard::guard;
+use concertina_engine::core::{Counters, Flow};
+use concertina_engine::runtime::stats::by_name;
+use std::array;
 use std::ffi::{CStr, c_double, c_int, c_void};
 use std::mem::transmute;
 use std::ptr;
@@ -23,14 +26,22 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
 enum Place {
     /// Where this function of `CUDAPluggableAllocator` stands.
     Of(&'static CStr),
-    /// So many places after [`RELEASE_POOL`]. The five functions between it and [`SHARE_IPC_HANDLE`]
-    /// have no symbols, so both ends must be where they are known to be.
-    Between(usize),
+    /// So many places into a stretch.
+    Between(&'static Stretch, usize),
     /// As [`Of`], for a function that returns an object of a class. Ours take the room for it as their
     /// first argument, which is how it is passed on x86-64 and, say, not on AArch64.
     Returns(&'static CStr),
 }
 use Place::{Between, Of, Returns};
+
+/// Functions without symbols, between two that have some. Both ends must be where they are known to be.
+struct Stretch {
+    /// Its first function, by its name in one release or another.
+    from: &'static [&'static CStr],
+    to: &'static CStr,
+    /// How far apart they are, in one release or another.
+    apart: &'static [usize],
+}
 
 struct Slot {
     place: Place,
@@ -59,6 +70,29 @@ const RELEASE_POOL: &CStr = member!("11releasePoolEaSt4pairIyyE");
 const MEMCPY_ASYNC: &CStr = member!("11memcpyAsyncEPviPKvimP11CUstream_stb");
 const SHARE_IPC_HANDLE: &CStr = member!("14shareIpcHandleEPv");
 
+const POOLS: Stretch = Stretch {
+    from: &[RELEASE_POOL],
+    to: SHARE_IPC_HANDLE,
+    apart: &[6],
+};
+
+/// `recordHistory` and what follows it; 2.9 has no metadata there.
+const HISTORY: Stretch = Stretch {
+    from: &[
+        member!(
+            "13recordHistoryEbPFSt10shared_ptrIN3c1015GatheredContextEEvEmNS4_22\
+             CachingDeviceAllocator13RecordContextEbRKSt6vectorINSt7__cxx1112basic_stringIcSt11\
+             char_traitsIcESaIcEEESaISH_EE"
+        ),
+        member!(
+            "13recordHistoryEbPFSt10shared_ptrIN3c1015GatheredContextEEvEmNS4_4cuda20\
+             CUDACachingAllocator13RecordContextEb"
+        ),
+    ],
+    to: member!("25attachOutOfMemoryObserverESt8functionIFvlmmmEE"),
+    apart: &[4, 6],
+};
+
 macro_rules! slots {
     ($($place:expr, $function:expr, $loss:literal;)*) => {
         fn slots() -> Vec<Slot> {
@@ -81,10 +115,15 @@ slots! {
     Of(member!("17endAllocateToPoolEaSt4pairIyyE")), end_allocate_to_pool, "CUDA graphs";
     Of(RELEASE_POOL), release_pool, "CUDA graphs";
     Of(MEMCPY_ASYNC), memcpy_async, "copies between GPUs that do not reach each other";
-    Between(1), get_pool_use_count, "torch.cuda.MemPool";
-    Between(2), create_or_incref_pool, "torch.cuda.MemPool";
-    Between(3), set_use_on_oom, "torch.cuda.MemPool";
-    Between(4), set_no_split, "torch.cuda.MemPool";
+    Between(&POOLS, 1), get_pool_use_count, "torch.cuda.MemPool";
+    Between(&POOLS, 2), create_or_incref_pool, "torch.cuda.MemPool";
+    Between(&POOLS, 3), set_use_on_oom, "torch.cuda.MemPool";
+    Between(&POOLS, 4), set_no_split, "torch.cuda.MemPool";
+    Between(&HISTORY, 0), history::recording_begins, "record_function in memory snapshots";
+    Between(&HISTORY, 1), history::record_annotation, "record_function in memory snapshots";
+    Between(&HISTORY, 2), history::push_compile_context, "record_function in memory snapshots";
+    Between(&HISTORY, 3), history::pop_compile_context, "record_function in memory snapshots";
+    Returns(member!("14getDeviceStatsEa")), get_device_stats, "statistics for C++";
     Returns(SHARE_IPC_HANDLE), sharing::share_ipc_handle, "torch.multiprocessing";
     Returns(member!("12getIpcDevPtrENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE")),
         sharing::get_ipc_dev_ptr, "torch.multiprocessing";
@@ -174,10 +213,11 @@ impl Object {
             Of(name) => self.place_of(name),
             Returns(name) if cfg!(target_arch = "x86_64") => self.place_of(name),
             Returns(_) => None,
-            Between(after) => {
-                let start = self.place_of(RELEASE_POOL)?;
-                let end = self.place_of(SHARE_IPC_HANDLE)?;
-                (end == start + 6).then_some(start + after)
+            Between(stretch, after) => {
+                let start = stretch.from.iter().find_map(|name| self.place_of(name))?;
+                let end = self.place_of(stretch.to)?;
+                let known = stretch.apart.iter().any(|apart| end == start + apart);
+                known.then_some(start + after)
             }
         }
     }
@@ -227,6 +267,55 @@ extern "C" fn get_memory_fraction(_: This, device: i8) -> c_double {
 
 extern "C" fn set_memory_fraction(_: This, fraction: c_double, device: i8) {
     concertina_memory_fraction(fraction, device.into());
+}
+
+/// `c10::CachingDeviceAllocator::DeviceStats`, of numbers of eight bytes each.
+#[repr(C)]
+struct DeviceStats {
+    /// Nine quantities, each for all memory and for the small and the large pool.
+    usage: [[Figure; 3]; 9],
+    num_alloc_retries: i64,
+    num_ooms: i64,
+    oversize_allocations: Figure,
+    oversize_segments: Figure,
+    num_sync_all_streams: i64,
+    num_device_alloc: i64,
+    num_device_free: i64,
+    max_split_size: i64,
+}
+
+/// `c10::CachingAllocator::Stat`: current, peak, allocated, freed.
+type Figure = [i64; 4];
+
+impl DeviceStats {
+    fn of(counters: &Counters) -> DeviceStats {
+        let pools = [&counters.all, &counters.small, &counters.large].map(by_name);
+        let figure =
+            |flow: &Flow| [flow.current, flow.peak, flow.allocated, flow.freed].map(|it| it as i64);
+        DeviceStats {
+            usage: array::from_fn(|at| array::from_fn(|pool| figure(pools[pool][at].1))),
+            num_alloc_retries: counters.alloc_retries as i64,
+            num_ooms: counters.ooms as i64,
+            // No block is kept from being split.
+            oversize_allocations: [0; 4],
+            oversize_segments: [0; 4],
+            num_sync_all_streams: counters.syncs as i64,
+            num_device_alloc: counters.device_allocs as i64,
+            num_device_free: counters.device_frees as i64,
+            max_split_size: -1,
+        }
+    }
+}
+
+unsafe extern "C" fn get_device_stats(
+    result: *mut DeviceStats,
+    _: This,
+    device: i8,
+) -> *mut DeviceStats {
+    let counters = guard(Counters::default(), || memory::counters(device.into()));
+    // SAFETY: the caller's room.
+    unsafe { result.write(DeviceStats::of(&counters)) };
+    result
 }
 
 extern "C" fn reset_accumulated_stats(_: This, device: i8) {

@@ -94,12 +94,51 @@ if torch.__version__ >= "2.11":
     assert "alloc" not in {entry["action"] for entry in trace} and len(trace) > 1
 raises(RuntimeError, lambda: torch.cuda.memory._record_memory_history("everything"))
 
+# Names that the program gives what it does, and where segments come and go.
+if torch.__version__ >= "2.11":
+    torch.cuda.memory._set_memory_metadata("first epoch")
+torch.cuda.memory._record_memory_history(compile_context=True, clear_history=True)
+with torch.profiler.record_function("a stretch"):
+    much = made_here(32)
+in_region = torch.compile(made_here, backend="eager")
+in_region(48)
+made_here(1)
+
+
+def give_back():
+    torch.cuda.empty_cache()
+
+
+give_back()
+snapshot = torch.cuda.memory._snapshot()
+stages = [(it["name"], it["stage"]) for it in snapshot["external_annotations"]]
+assert ("a stretch", "START") in stages and ("a stretch", "END") in stages, stages
+assert {"device", "time_us"} <= set(snapshot["external_annotations"][0])
+(trace,) = snapshot["device_traces"]
+allocated = [it for it in trace if it["action"] == "alloc" and it["size"] >= MIB]
+regions = [(it["size"] // MIB, it["compile_context"]) for it in allocated]
+assert regions == [(32, "N/A"), (48, "Torch-Compiled Region: 0/0"), (1, "N/A")], regions
+if torch.__version__ >= "2.11":
+    assert {entry["user_metadata"] for entry in trace} == {"first epoch"}
+    assert torch.cuda.memory._get_memory_metadata() == "first epoch"
+    torch.cuda.memory._set_memory_metadata("")
+
+
+def names(entries):
+    return [{frame["name"] for frame in entry["frames"]} for entry in entries]
+
+
+taken = [it for it in trace if it["action"] in ("segment_map", "segment_alloc")]
+given = [it for it in trace if it["action"] in ("segment_unmap", "segment_free")]
+assert all(names(taken)) and any("made_here" in found for found in names(taken))
+assert given and all("give_back" in found for found in names(given))
+del much
+
+# Recording ends, and with it what was recorded.
 torch.cuda.memory._record_memory_history(None)
 assert not torch._C._cuda_isHistoryEnabled()
 made_here(1)
-before = len(torch.cuda.memory._snapshot()["device_traces"][0])
-made_here(1)
-assert len(torch.cuda.memory._snapshot()["device_traces"][0]) == before
+assert not torch.cuda.memory._snapshot()["device_traces"][0]
 torch.cuda.memory._record_memory_history(True, trace_alloc_max_entries=10)
 torch.cuda.memory._record_memory_history(False)
 assert torch.cuda.memory_snapshot()
