@@ -37,8 +37,11 @@ impl Together {
 
     #[inline]
     fn lead(&self) -> Option<Turn<'_>> {
-        let free = !self.taken.swap(true, Ordering::Acquire);
-        free.then_some(Turn(self))
+        match self.taken.swap(true, Ordering::Acquire) {
+            false => Some(Turn(self)),
+            // No turn is made here: to drop it would end the other's.
+            true => None,
+        }
     }
 
     #[cold]
@@ -195,6 +198,17 @@ mod tests {
             }
         };
         assert_eq!(follow(&together, fails), (1, 1));
+    }
+
+    #[test]
+    fn one_waits_at_a_time() {
+        let together = Together::default();
+        let turn = together.lead();
+        assert!(turn.is_some());
+        assert!(together.lead().is_none());
+        assert!(together.lead().is_none());
+        drop(turn);
+        assert!(together.lead().is_some());
     }
 
     #[test]

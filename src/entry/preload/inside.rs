@@ -2,6 +2,7 @@
 //! may call what we stand in for while they work for us: such a call is theirs, and the pool's lock
 //! may be held.
 
+use super::breaks::is_broken;
 use std::cell::Cell;
 
 thread_local! {
@@ -15,7 +16,11 @@ pub struct Inside(());
 /// `None` where the thread is inside already.
 #[inline]
 pub fn enter() -> Option<Inside> {
-    (!INSIDE.replace(true)).then_some(Inside(()))
+    match INSIDE.replace(true) {
+        // Nothing is made here that would be dropped.
+        true if !is_broken("inside") => None,
+        _ => Some(Inside(())),
+    }
 }
 
 /// Whether the thread is inside.

@@ -1,9 +1,13 @@
 //! The process's one machine: made from the settings before the first call, looked at after the last.
 
+use crate::function::address_of;
 use crate::settings::Settings;
 use concertina_sim::{FUNCTIONS, Machine, Pace};
 use cudarc::driver::sys::CUresult;
+use std::cell::Cell;
+use std::ffi::{CStr, c_void};
 use std::io::Write;
+use std::mem::transmute;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +17,8 @@ struct Made {
     /// Whether every call lets the machine's clock advance.
     ticks: bool,
     devices: usize,
+    /// Whether every call makes calls of its own.
+    nested: bool,
     /// Where violations are written at exit.
     violations: Option<PathBuf>,
     /// Where calls and what is left are written at exit.
@@ -31,10 +37,48 @@ pub(crate) fn ready() -> Result<(), u32> {
     if FORKED.load(Ordering::Relaxed) {
         return Err(CUresult::CUDA_ERROR_NOT_INITIALIZED as u32);
     }
-    if MADE.get_or_init(make).ticks {
+    let made = MADE.get_or_init(make);
+    if made.ticks {
         Machine::current().tick();
     }
+    if made.nested {
+        nest();
+    }
     Ok(())
+}
+
+/// Takes and gives back memory by the functions that the program would find by name, whoever's they are,
+/// and keeps to those of others once it has seen them; whether that succeeds is nobody's business.
+#[cold]
+fn nest() {
+    type Allocate = extern "C" fn(*mut u64, usize) -> u32;
+    type Free = extern "C" fn(u64) -> u32;
+    thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });
+    static FOUND: OnceLock<(Allocate, Free)> = OnceLock::new();
+    if INSIDE.replace(true) {
+        return;
+    }
+    let found = FOUND.get().copied().or_else(|| {
+        // SAFETY: the driver's functions of these names have these signatures; null is none.
+        let found = unsafe {
+            let find = |name: &CStr| libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
+            let allocate = transmute::<*mut c_void, Option<Allocate>>(find(c"cuMemAlloc_v2"));
+            let free = transmute::<*mut c_void, Option<Free>>(find(c"cuMemFree_v2"));
+            allocate.zip(free)
+        };
+        let is_own = |it: &(Allocate, Free)| address_of("cuMemAlloc_v2") == Some(it.0 as usize);
+        if let Some(others) = found.filter(|it| !is_own(it)) {
+            let _ = FOUND.set(others);
+        }
+        found
+    });
+    if let Some((allocate, free)) = found {
+        let mut address = 0;
+        if allocate(&mut address, 512) == 0 {
+            free(address);
+        }
+    }
+    INSIDE.set(false);
 }
 
 #[cold]
@@ -61,6 +105,7 @@ fn make() -> Made {
     Made {
         ticks: matches!(settings.pace, Pace::Late(_)),
         devices,
+        nested: settings.nested,
         violations: settings.violations,
         report: settings.report,
     }

@@ -8,6 +8,7 @@
 //! | `STANDIN_VIRTUAL_MEMORY` | 1 | 0: the device cannot map memory |
 //! | `STANDIN_PACE` | `immediate` | when queued work runs: `immediate`; `held`, until something waits for it; `random:SEED`; `late:N`, N driver calls later |
 //! | `STANDIN_FAIL` | none | failures by comma: `FUNCTION:NTH:STATUS`, such as `cuMemCreate:3:2`; NTH `*` is every use, STATUS a number of `CUresult` |
+//! | `STANDIN_NESTED` | 0 | 1: every call takes and gives back memory by the process's own functions first, as tools that watch a driver may |
 //! | `STANDIN_VIOLATIONS` | none | a file to which, at exit, what a real GPU would punish is written, a line each, if there was any |
 //! | `STANDIN_REPORT` | none | a file to which, at exit, is written how often each function was called, as `FUNCTION COUNT`, and what was not given back: `bytes`, `handles`, `mappings`, `addresses` |
 //!
@@ -26,6 +27,7 @@ pub(crate) struct Settings {
     pub config: Config,
     pub pace: Pace,
     pub failures: Vec<(String, Option<u64>, CUresult)>,
+    pub nested: bool,
     pub violations: Option<PathBuf>,
     pub report: Option<PathBuf>,
 }
@@ -45,6 +47,7 @@ impl Settings {
             config,
             pace: pace()?,
             failures: failures()?,
+            nested: number("STANDIN_NESTED", 0, 0..=1)? == 1,
             violations: env::var_os("STANDIN_VIOLATIONS").map(PathBuf::from),
             report: env::var_os("STANDIN_REPORT").map(PathBuf::from),
         })
