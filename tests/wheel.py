@@ -87,6 +87,13 @@ assert total - free >= torch.cuda.memory_reserved()
 print(both, torch.cuda.memory_allocated(), torch.cuda.memory_stats()["requested_bytes.all.current"])
 """
 
+SETS = """\
+import os, torch
+library = os.environ["CONCERTINA_LIBRARY"]
+own = torch.cuda.memory.CUDAPluggableAllocator(library, allocate, "concertina_free")
+torch.cuda.memory.change_current_allocator(own)
+"""
+
 LIMITED = """\
 import torch
 def show(): print("%d of %d" % tuple(bytes >> 20 for bytes in torch.cuda.mem_get_info()))
@@ -331,6 +338,19 @@ else:
                 self.assertEqual(out, bare[0] * times)
                 self.assertEqual(peaks, [4 << 20] * times)
                 self.assertNotIn("concertina", said)
+
+    def test_programs_that_set_an_allocator(self):
+        """Ours is no other one, and another one does not take its place."""
+        for allocate, line in (
+            ("concertina_malloc", ""),
+            ("concertina_base_alloc", "PyTorch keeps concertina, and not .*"),
+        ):
+            with self.subTest(allocate):
+                self.write("sets.py", f"allocate = {allocate!r}\n{SETS}{self.PROGRAM}")
+                out, said, peaks = self.started("python", "sets.py")
+                self.assertEqual((out, peaks), ("1048576 4194304\n", [4 << 20]))
+                self.assertRegex(said, rf"\A(concertina: {line}\n)?\Z")
+                self.assertEqual(bool(said), bool(line))
 
     def test_other_libraries_in_the_same_process(self):
         out, said, peaks = self.started("python", self.write("other.py", OTHER))

@@ -49,6 +49,8 @@ def _attach():
         return
     try:
         concertina.install()
+        # Whoever starts a program with concertina wants it rather than what the program says.
+        sys.modules["_concertina"].stays = True
     except Exception as error:
         why = " ".join(str(error).split())
         print(f"concertina: PyTorch keeps its own allocator: {why}", file=sys.stderr)

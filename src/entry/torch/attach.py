@@ -104,8 +104,14 @@ def attach():
 
     @functools.wraps(change)
     def _cuda_changeCurrentAllocator(allocator):
+        is_ours = any(allocator is it for it in ours)
+        # A program may ask for what it has.
+        if (is_ours or module.stays) and attach_object(False):
+            if not is_ours:
+                complain("PyTorch keeps concertina, and not the allocator that the program sets")
+            return
         change(allocator)
-        if any(allocator is it for it in ours):
+        if is_ours:
             attach_object(True)
             replace_functions(core)
 
@@ -315,7 +321,13 @@ def replace_functions(core):
             setattr(core, name, function)
 
 
+def complain(line):
+    print(f"concertina: {line}", file=sys.stderr)
+
+
 module = types.ModuleType("_concertina")
 module.attach = attach
+# Whether no other allocator takes the place of ours.
+module.stays = False
 sys.modules["_concertina"] = module
 attach()
