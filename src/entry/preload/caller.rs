@@ -17,6 +17,8 @@ const DEEPEST: usize = 64;
 
 /// The unwinder of the compiler's run-time library, which Rust's own panics use.
 /// (Itanium C++ ABI, exception handling, level I.)
+///
+/// cbindgen:ignore
 mod unwind {
     use super::{c_int, c_void};
 
