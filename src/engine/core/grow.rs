@@ -4,7 +4,14 @@ use super::block::{BlockId, NONE, State};
 use super::gpu::{Gpu, Refusal};
 use super::group::{GroupId, SHARED};
 use super::journal::Happening;
+use super::moving::MERGED;
 use super::pool::Pool;
+
+/// Growth for one request need not make more chunks than so many, however little is held so far:
+/// llama_lora_ckpt then comes to its peak with 2,500 chunks rather than 3,540, a third less of the driver's
+/// time. A larger share of a request costs memory: with 32, llama_serve holds 1.011 of what is live rather
+/// than 1.009.
+const CHUNKS: u64 = 64;
 
 impl<G: Gpu> Pool<G> {
     /// The largest chunk to create now.
@@ -14,7 +21,22 @@ impl<G: Gpu> Pool<G> {
             0 => self.groups[group as usize].reserved / share,
             chunk => chunk.min(super::LARGEST_REQUEST),
         };
-        (chosen / self.granularity * self.granularity).max(self.granularity)
+        self.whole(chosen)
+    }
+
+    /// The same for growth by so many bytes at once. Under a limit, which makes waste dear, that makes no
+    /// difference.
+    fn largest_chunk_of(&self, bytes: u64, group: GroupId) -> u64 {
+        let largest = self.largest_chunk(group);
+        if self.policy.chunk > 0 || self.gpu.is_limited() {
+            return largest;
+        }
+        largest.max(self.whole(bytes / CHUNKS).min(MERGED))
+    }
+
+    /// Whole granules, one at least.
+    fn whole(&self, bytes: u64) -> u64 {
+        (bytes / self.granularity * self.granularity).max(self.granularity)
     }
 
     /// Makes a hole of at least `size` bytes at the end of mapped memory.
@@ -123,10 +145,10 @@ impl<G: Gpu> Pool<G> {
         if missing > 0 {
             self.counters.growths += 1;
         }
+        let largest = self.largest_chunk_of(missing, id);
         while missing > 0 {
-            let bytes = missing
-                .next_multiple_of(self.granularity)
-                .min(self.largest_chunk(id));
+            let bytes = missing.next_multiple_of(self.granularity);
+            let bytes = bytes.min(largest.max(self.largest_chunk(id)));
             let group = &mut self.groups[id as usize];
             if group.space.gap_at(group.cursor) < bytes {
                 return Err(Refusal::OutOfMemory);

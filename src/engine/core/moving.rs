@@ -10,7 +10,7 @@ use super::pool::{Pool, join};
 /// Small chunks are made into larger ones where growth would make chunks of twice their size today, up
 /// to this. Beyond it there is little left to save, and memory is lost: generated loads of 30 GB that
 /// allocate at random (`tests/loads`) held 1.043 of what was live without this bound, 1.032 with it.
-const MERGED: u64 = 8 << 20;
+pub(super) const MERGED: u64 = 8 << 20;
 
 /// How many old mappings stay up, for each chunk that is held and at the least. They cost addresses, of
 /// which eight times the device's memory is reserved at once, and taking one down costs two thirds of what
