@@ -431,14 +431,32 @@ fn the_command_runs_a_program() {
     let mut shell = concertina(&["--library", &library, "sh", "-c"]);
     shell.arg("echo $LD_PRELOAD $CONCERTINA_CONF; exit 9");
     let other = "/lib/x86_64-linux-gnu/libc.so.6";
-    let output = shell
+    let ended = shell
         .env("LD_PRELOAD", other)
         .env("CONCERTINA_CONF", "free:strict")
         .output()
         .expect("it runs");
-    assert_eq!(output.status.code(), Some(9));
-    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(ended.status.code(), Some(9));
+    let said = String::from_utf8_lossy(&ended.stdout);
     assert_eq!(said, format!("{library}:{other} free:strict\n"));
+
+    // The path of the statistics is the same for programs that go elsewhere.
+    let directory = trial.scratch.path().join("5%p");
+    fs::create_dir(&directory).expect("a directory");
+    for (given, expected) in [
+        (
+            "stats-%p.json",
+            format!("{}/stats-%p.json", path(&trial.scratch.path().join("5%%p"))),
+        ),
+        ("/stats.json", "/stats.json".into()),
+    ] {
+        let options = ["--library", &library, "--stats", given, "sh", "-c"];
+        let mut shell = concertina(&options);
+        shell
+            .arg("cd /; echo $CONCERTINA_STATS")
+            .current_dir(&directory);
+        assert_eq!(output(&mut shell), format!("{expected}\n"));
+    }
 
     for (arguments, status, line) in [
         (

@@ -2,10 +2,10 @@
 //! starts, attach concertina to PyTorch.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{self, Command, ExitCode};
@@ -46,7 +46,7 @@ pub fn run(options: &Options) -> (String, ExitCode) {
         command.env("PYTHONPATH", joined(&startup, "PYTHONPATH"));
     }
     if let Some(stats) = &options.stats {
-        command.env("CONCERTINA_STATS", stats);
+        command.env("CONCERTINA_STATS", absolute(stats));
     }
     if !options.settings.is_empty() {
         // Of two words about one setting the last counts.
@@ -68,6 +68,27 @@ pub fn run(options: &Options) -> (String, ExitCode) {
     };
     let program = options.command[0].to_string_lossy();
     (format!("run: {program}: {error}"), ExitCode::from(status))
+}
+
+/// A path of statistics from here on, wherever the programs go from here.
+fn absolute(stats: &OsStr) -> OsString {
+    match env::current_dir() {
+        Ok(directory) if Path::new(stats).is_relative() && !stats.is_empty() => {
+            // A per cent sign stands for something else.
+            let directory = directory.into_os_string().into_vec();
+            let mut path = Vec::with_capacity(directory.len());
+            for byte in directory {
+                path.push(byte);
+                if byte == b'%' {
+                    path.push(byte);
+                }
+            }
+            path.push(b'/');
+            path.extend(stats.as_bytes());
+            OsString::from_vec(path)
+        }
+        _ => stats.into(),
+    }
 }
 
 /// `first`, and behind it, after a colon, what the variable holds.
