@@ -231,6 +231,21 @@ fn pytorchs_own_settings_are_accepted_and_named() {
         let line = bad(other);
         assert!(line.contains(other) && line.contains("no effect"), "{line}");
     }
+    // Pinned memory is PyTorch's business, in PyTorch's variables.
+    let pinned = |variable| {
+        let text =
+            |asked: &str| (asked == variable).then(|| "pinned_use_cuda_host_register:True".into());
+        Settings::from_lookup(text).1.len()
+    };
+    assert_eq!(
+        [
+            "CONCERTINA_CONF",
+            "PYTORCH_CUDA_ALLOC_CONF",
+            "PYTORCH_ALLOC_CONF"
+        ]
+        .map(pinned),
+        [1, 0, 0]
+    );
 }
 
 /// Rounded sizes by PyTorch's own words: 1200 with four divisions goes to 1280.

@@ -69,6 +69,7 @@ struct Private {
 
 struct State {
     pool: Pool<DriverGpu>,
+    round_up: RoundUp,
     habits: Habits,
     private: Vec<Private>,
     routes: Vec<Routed>,
@@ -118,7 +119,6 @@ pub struct Device {
     functions: Functions,
     properties: Arc<Properties>,
     ledger: Arc<Ledger>,
-    round_up: RoundUp,
     /// The share of the device's memory that was set last; an `f64`.
     fraction: AtomicU64,
     /// Some allocations go to private pools.
@@ -217,6 +217,7 @@ impl Device {
         let gpu = DriverGpu::new(functions, properties.clone(), ledger.clone());
         let mut state = State {
             pool: Pool::new(gpu, policy),
+            round_up: settings.round_up,
             habits: Habits::new(),
             private: Vec::new(),
             routes: Vec::new(),
@@ -239,7 +240,6 @@ impl Device {
             functions,
             properties,
             ledger,
-            round_up: settings.round_up,
             fraction: AtomicU64::new(settings.per_process_memory_fraction.to_bits()),
             routed: AtomicBool::new(false),
             shelves: Shelves::new(),
@@ -321,7 +321,7 @@ impl Device {
         size: usize,
         key: StreamKey,
     ) -> Result<u64, Box<OutOfMemory>> {
-        let (requested, rounded) = (size as u64, self.round_up.round_up(size) as u64);
+        let (requested, rounded) = (size as u64, state.round_up.round_up(size) as u64);
         let place = Place::of(key.handle);
         let group = match state.routes.is_empty() {
             true => SHARED,
@@ -547,7 +547,14 @@ impl Device {
 
     /// Bytes that a request for `size` bytes takes.
     pub fn rounded(&self, size: usize) -> u64 {
-        (self.round_up.round_up(size) as u64).next_multiple_of(BLOCK)
+        let round_up = self.state.lock().round_up;
+        (round_up.round_up(size) as u64).next_multiple_of(BLOCK)
+    }
+
+    /// Rounds sizes up another way from now on. Blocks in use keep their sizes.
+    pub(super) fn set_round_up(&self, round_up: RoundUp) {
+        // What lies on shelves was rounded another way.
+        self.settled().round_up = round_up;
     }
 
     /// Bytes of the largest block that a request could get now, as far as can be told beforehand: the
@@ -831,7 +838,7 @@ fn share(fraction: f64, total: u64) -> u64 {
 }
 
 impl fmt::Display for OutOfMemory {
-    /// Begins as PyTorch's message does: retry helpers look for its first words. What is not about
+    /// Begins as PyTorch's message does: programs look for its first words. What is not about
     /// memory does not: to ask again for less would be no help.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Shortage {
@@ -851,31 +858,34 @@ impl fmt::Display for OutOfMemory {
                 self.device
             );
         }
+        write!(f, "CUDA out of memory. Tried to allocate ")?;
+        if asked > EXABYTE {
+            return write!(f, "more than 1EB memory.");
+        }
+        write!(f, "{}. GPU {}", Bytes(asked), self.device)?;
+        match self.memory {
+            Some((free, total)) => {
+                let (free, total) = (Bytes(free), Bytes(total));
+                write!(
+                    f,
+                    " has a total capacity of {total} of which {free} is free"
+                )?;
+            }
+            None => write!(f, " does not say what is free")?,
+        }
         write!(
             f,
-            "CUDA out of memory. Tried to allocate {} on device {}",
-            Bytes(asked),
-            self.device
-        )?;
-        write!(
-            f,
-            ". In use by the program: {}; held by the allocator: {}",
+            ". In use by the program: {}; held by the allocator: {}; largest free range: {}",
             Bytes(live),
-            Bytes(reserved)
-        )?;
-        write!(f, "; largest free range: {}", Bytes(largest))?;
-        let Some((free, total)) = self.memory else {
-            return write!(f, ".");
-        };
-        write!(
-            f,
-            "; free on the device: {} of {}",
-            Bytes(free),
-            Bytes(total)
+            Bytes(reserved),
+            Bytes(largest)
         )?;
         if let Some(limit) = self.limit {
             write!(f, "; limit: {}", Bytes(limit))?;
         }
+        let Some((free, total)) = self.memory else {
+            return write!(f, ".");
+        };
         let outside = total.saturating_sub(free).saturating_sub(reserved);
         match refusal {
             Refusal::OverLimit if free > asked => {
@@ -920,6 +930,10 @@ impl fmt::Display for OutOfMemory {
         }
     }
 }
+
+/// Requests above this are told apart by PyTorch, whose words are used (`one_exa_bytes` in its
+/// `CUDACachingAllocator.cpp`).
+const EXABYTE: u64 = 1 << 60;
 
 /// Chunks of this size cannot be told to be smaller: the unit of `chunk_size_mb`.
 const SMALLEST_CHUNK: u64 = 2 << 20;

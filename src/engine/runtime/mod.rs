@@ -28,5 +28,6 @@ pub use device::{
 };
 pub use ledger::{Call, CallFigures};
 pub use registry::{
-    Allocator, allocator, allocator_in_use, process_settings, record_history, use_own_settings,
+    Allocator, allocator, allocator_in_use, change_settings, process_settings, record_history,
+    use_own_settings,
 };

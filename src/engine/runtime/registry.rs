@@ -2,7 +2,7 @@
 
 use super::device::{Device, PoolId};
 use super::history::{self, Plan};
-use super::settings::{self, Driver, Settings};
+use super::settings::{self, Driver, RoundUp, Settings};
 use super::{asked, calls, idle, message};
 use crate::driver::sys::CUstreamCaptureMode;
 use crate::driver::{self, Functions};
@@ -89,12 +89,16 @@ impl Allocator {
 
     #[cold]
     fn open(&self, ordinal: i32) -> Result<Device, String> {
-        Device::open(
+        let device = Device::open(
             self.functions,
             ordinal,
             self.devices.len() as i32,
             &self.settings,
-        )
+        )?;
+        if let Some(round_up) = *ROUND_UP.lock() {
+            device.set_round_up(round_up);
+        }
+        Ok(device)
     }
 
     /// The same, saying why not on standard error, once for each device.
@@ -161,6 +165,40 @@ static SETTINGS: Lazy<Settings> = Lazy::new(|| {
 /// The settings of this process, as the environment says; complaints are made on the first call.
 pub fn process_settings() -> &'static Settings {
     &SETTINGS
+}
+
+/// How sizes are rounded up since the running program has set it.
+static ROUND_UP: Mutex<Option<RoundUp>> = Mutex::new(None);
+
+/// The running program has set PyTorch's settings anew, as `text` says. How sizes are rounded up follows
+/// it, but for what `CONCERTINA_CONF` says; what does not is named, once.
+pub fn change_settings(text: &str) {
+    static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let own = settings::VARIABLES[0];
+    let (settings, mut complaints) = Settings::from_lookup(|variable| match variable {
+        it if it == own => settings::variable_text(own),
+        it if it == settings::VARIABLES[1] => Some(text.into()),
+        _ => None,
+    });
+    complaints.retain(|line| !line.starts_with(own));
+    let named = text.contains("expandable_segments");
+    if named && settings.expandable_segments != process_settings().expandable_segments {
+        let line = "expandable_segments has no effect here while the program runs: it is set in its \
+                    environment";
+        complaints.push(line.into());
+    }
+    let mut said = SAID.lock();
+    for line in complaints {
+        if !said.contains(&line) {
+            message::say(&line);
+            said.push(line);
+        }
+    }
+    *ROUND_UP.lock() = Some(settings.round_up);
+    let devices = allocator_in_use()
+        .into_iter()
+        .flat_map(|it| it.open_devices());
+    devices.for_each(|device| device.set_round_up(settings.round_up));
 }
 
 static ALLOCATOR: OnceCell<Option<Allocator>> = OnceCell::new();

@@ -202,6 +202,8 @@ enum Effect {
     Sets(fn(&mut Settings, Value)),
     /// Nothing: the key belongs to PyTorch's own allocator.
     Nothing,
+    /// None of ours: pinned memory stays PyTorch's, which reads its own variables.
+    Pinned,
 }
 
 macro_rules! table {
@@ -285,12 +287,12 @@ table! {
     "release_lock_on_cudamalloc", Kind::Bool, "False", Effect::Nothing, "";
     "throw_on_cudamalloc_oom", Kind::Bool, "False", Effect::Nothing, "";
     "graph_capture_record_stream_reuse", Kind::Bool, "False", Effect::Nothing, "";
-    "pinned_use_cuda_host_register", Kind::Bool, "False", Effect::Nothing, "";
-    "pinned_num_register_threads", Kind::PowerOfTwo(128), "1", Effect::Nothing, "";
-    "pinned_use_background_threads", Kind::Bool, "False", Effect::Nothing, "";
+    "pinned_use_cuda_host_register", Kind::Bool, "False", Effect::Pinned, "";
+    "pinned_num_register_threads", Kind::PowerOfTwo(128), "1", Effect::Pinned, "";
+    "pinned_use_background_threads", Kind::Bool, "False", Effect::Pinned, "";
     "pinned_reserve_segment_size_mb", Kind::Megabytes { at_least: 1, multiple_of: 1 }, "none",
-        Effect::Nothing, "";
-    "pinned_free_catch_all", Kind::Bool, "False", Effect::Nothing, "";
+        Effect::Pinned, "";
+    "pinned_free_catch_all", Kind::Bool, "False", Effect::Pinned, "";
 }
 
 impl Setting {
@@ -304,13 +306,17 @@ impl Setting {
         let Setting { key, default, .. } = self;
         match (self.kind.parse(text), &self.effect) {
             (Some(value), Effect::Sets(set)) => set(settings, value),
-            (Some(value), Effect::Nothing) => {
+            (Some(_), Effect::Pinned) if variable != VARIABLES[0] => {}
+            (Some(value), Effect::Nothing | Effect::Pinned) => {
                 let default = self.kind.parse(default);
                 if default.is_none_or(|default| !default.equals(value)) {
                     let text = shown(text);
+                    let why = match self.effect {
+                        Effect::Pinned => "PyTorch reads it in its own variables",
+                        _ => "it is a setting of PyTorch's own allocator",
+                    };
                     complaints.push(format!(
-                        "{variable}: {key}:{text} has no effect here: it is a setting of PyTorch's \
-                         own allocator"
+                        "{variable}: {key}:{text} has no effect here: {why}"
                     ));
                 }
             }
@@ -529,30 +535,35 @@ fn keys() -> String {
 pub fn markdown() -> String {
     let mut text =
         String::from("| key | default | values | meaning |\n| --- | --- | --- | --- |\n");
-    let (with_effect, without): (Vec<_>, Vec<_>) = TABLE
-        .iter()
-        .partition(|setting| matches!(setting.effect, Effect::Sets(_)));
+    let with = |wanted: fn(&Effect) -> bool| TABLE.iter().filter(move |it| wanted(&it.effect));
     for Setting {
         key,
         kind,
         default,
         doc,
         ..
-    } in with_effect
+    } in with(|effect| matches!(effect, Effect::Sets(_)))
     {
         let allowed = kind.allowed();
         // Writing to a string cannot fail.
         let _ = writeln!(text, "| `{key}` | `{default}` | {allowed} | {doc} |");
     }
-    let without: Vec<_> = without
-        .iter()
-        .map(|setting| format!("`{}`", setting.key))
-        .collect();
+    let list = |of: fn(&Effect) -> bool| {
+        let keys: Vec<_> = with(of)
+            .map(|setting| format!("`{}`", setting.key))
+            .collect();
+        keys.join(", ")
+    };
     let _ = writeln!(
         text,
         "\nAccepted for PyTorch's sake, and named on standard error as having no effect when set \
          to anything but PyTorch's default: {}.",
-        without.join(", ")
+        list(|effect| matches!(effect, Effect::Nothing))
+    );
+    let _ = writeln!(
+        text,
+        "\nPinned memory stays PyTorch's own, with its settings in its variables: {}.",
+        list(|effect| matches!(effect, Effect::Pinned))
     );
     text
 }
@@ -583,7 +594,7 @@ mod tests {
         for setting in TABLE {
             match (setting.kind.parse(setting.default), &setting.effect) {
                 (Some(value), Effect::Sets(set)) => set(&mut settings, value),
-                (Some(_), Effect::Nothing) => {}
+                (Some(_), Effect::Nothing | Effect::Pinned) => {}
                 (None, _) => assert_eq!(setting.default, "none", "{}", setting.key),
             }
         }

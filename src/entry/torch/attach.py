@@ -43,6 +43,7 @@ memory_stats = native("memory_stats", None, ctypes.c_int, TAKE)
 reset_peaks = native("reset_peaks", None, ctypes.c_int)
 reset_accumulated = native("reset_accumulated", None, ctypes.c_int)
 fraction = native("fraction", ctypes.c_double, ctypes.c_int)
+change_settings = native("change_settings", None, ctypes.c_char_p, ctypes.c_size_t)
 record = native(
     "record", None, ctypes.c_int, ctypes.c_ulonglong, ctypes.c_int, ctypes.c_bool, ctypes.c_size_t
 )
@@ -209,6 +210,14 @@ def replace_functions(core):
             enabled, False, 1, False, False, False, compiling, annotations, [],
         )
 
+    def changing(set_settings):
+        def set_and_follow(settings):
+            set_settings(settings)
+            encoded = settings.encode()
+            change_settings(encoded, len(encoded))
+
+        return set_and_follow
+
     metadata = [""]
 
     def set_memory_metadata(text):
@@ -298,6 +307,12 @@ def replace_functions(core):
             finally:
                 end_allocate_to_pool(device, *state.pool)
 
+    for name in (
+        "_accelerator_setAllocatorSettings",
+        "_cuda_cudaCachingAllocator_set_allocator_settings",
+    ):
+        if hasattr(core, name):
+            setattr(core, name, changing(getattr(core, name)))
     for name, function in {
         "_cuda_memoryStats": of_device(nested_stats),
         "_cuda_resetPeakMemoryStats": of_device(reset_peaks),

@@ -66,6 +66,7 @@ functions! {
     c"reset_peaks": memory::reset_peaks;
     c"reset_accumulated": memory::reset_accumulated;
     c"fraction": memory::fraction;
+    c"change_settings": memory::change_settings;
     c"record": history::record;
     c"actions": history::actions;
     c"is_recorded": history::is_recorded;

@@ -71,3 +71,15 @@ pub extern "C" fn fraction(device: c_int) -> c_double {
         None => process_settings().per_process_memory_fraction,
     })
 }
+
+/// The running program sets PyTorch's settings anew; `text` has so many bytes.
+///
+/// # Safety
+/// `text` points to so many.
+pub unsafe extern "C" fn change_settings(text: *const u8, size: usize) {
+    guard((), || {
+        // SAFETY: as promised by the caller.
+        let text = unsafe { std::slice::from_raw_parts(text, size) };
+        concertina_engine::runtime::change_settings(&String::from_utf8_lossy(text));
+    });
+}
