@@ -1,6 +1,7 @@
 # CUDA tensors in another process and back: what one writes the other reads, however large it is, and
 # the memory is used again only when everybody is done with it.
 #: attach plain install native
+#: env STANDIN_PACE=held
 import torch
 import torch.multiprocessing as mp
 from case import ATTACH, MIB, pattern, stats, to_gpu
@@ -16,7 +17,11 @@ def other(inbox, outbox):
         tensor.copy_(pattern(size, 100 + seed))
         torch.cuda.synchronize()
         outbox.put("written")
+        # Work that may still read it when it goes.
+        spare = torch.empty_like(tensor)
+        spare.copy_(tensor, non_blocking=True)
         del tensor
+        assert torch.equal(spare.cpu(), pattern(size, 100 + seed))
     # Two parts of one tensor, and a view of it, are one memory.
     whole, part = inbox.get(), inbox.get()
     part.copy_(pattern(100, 7))

@@ -111,7 +111,9 @@ pub enum Unshared {
 impl fmt::Display for Unshared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Unshared::Unknown => write!(f, "it is not in use"),
+            Unshared::Unknown => {
+                write!(f, "it is none of the memory that this allocator handed out")
+            }
             Unshared::Gone => write!(
                 f,
                 "it was freed, or the process that shares it has ended or cannot be reached from \
