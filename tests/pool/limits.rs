@@ -57,7 +57,7 @@ fn the_message_says_what_was_asked_and_what_there_is() {
         text.starts_with("CUDA out of memory. "),
         "retry helpers look for these words: {text}"
     );
-    for part in ["3.00 GiB", "32.00 MiB", "64.00 MiB", "device 0", "limit"] {
+    for part in ["3.00 GiB", "32.00 MiB", "64.00 MiB", "GPU 0", "limit"] {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
     assert!(!text.contains('\n'), "{text}");

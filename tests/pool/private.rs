@@ -163,6 +163,37 @@ fn a_pool_released_with_live_blocks_goes_with_the_last_of_them() {
 }
 
 #[test]
+fn what_a_capture_frees_of_a_released_pool_stays_for_its_replays() {
+    let bench = Bench::new(Settings::default());
+    let stream = bench.gpu.stream();
+    let [used, kept] = with_pool(&bench, (1, 0), || {
+        [(); 2].map(|()| bench.allocate(SIZE, stream))
+    });
+    bench.device().release_pool((1, 0));
+    // The graph uses the block, and then it is freed. Until its stream allocates there is no telling
+    // whether it is captured, and it is taken to be.
+    begin(&bench, (2, 0), Some(stream));
+    bench.free(used);
+    let result = bench.allocate(SIZE, stream);
+    bench.device().end_pool((2, 0));
+    bench.free(kept);
+    // A later pool goes, and growth looks for memory: neither takes the block from the graph.
+    with_pool(&bench, (3, 0), || {
+        let block = bench.allocate(SIZE, stream);
+        bench.free(block);
+    });
+    bench.device().release_pool((3, 0));
+    let other = bench.allocate(4 * SIZE, stream);
+    assert_eq!(bench.reserved(), 7 * SIZE, "2 stay, 1 and 4 are in use");
+    bench.free(other);
+    bench.device().empty_cache();
+    assert_eq!(bench.reserved(), SIZE, "emptying the cache gives it back");
+    bench.free(result);
+    bench.device().release_pool((2, 0));
+    bench.finish();
+}
+
+#[test]
 fn pools_that_come_and_go_leave_nothing_behind() {
     let bench = Bench::new(Settings::default());
     let (a, b) = (bench.gpu.stream(), bench.gpu.stream());

@@ -32,6 +32,10 @@ pub struct Group {
     pub abandoned: u64,
     /// Nobody allocates from it any more; it goes when its last block does.
     pub closing: bool,
+    /// A block was freed inside a capture while the group was closing. The graph may have used it before
+    /// and goes on doing so in its replays: what is held stays until the cache is emptied, as it does with
+    /// PyTorch's own allocator.
+    pub captured: bool,
     /// Gone: nothing is held, the place can be used again.
     pub closed: bool,
 }
@@ -50,8 +54,16 @@ impl Group {
             reserved: 0,
             abandoned: 0,
             closing: false,
+            captured: false,
             closed: false,
         }
+    }
+
+    /// A block of the closing group was freed. True if all are.
+    #[cold]
+    pub fn ripen(&mut self, gpu: &impl Gpu) -> bool {
+        self.captured |= !gpu.may_wait();
+        self.live == 0
     }
 
     /// A mapping of `size` bytes failed behind the cursor. The next run starts somewhere else.

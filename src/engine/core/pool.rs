@@ -251,7 +251,9 @@ impl<G: Gpu> Pool<G> {
             return size;
         }
         owner.live -= 1;
-        self.ripe |= group.closing && group.live == 0;
+        if group.closing {
+            self.ripe |= group.ripen(&self.gpu);
+        }
         let (tail, idle) = (&mut group.tail, owner.idle);
         let clock = self.clock.tick(size);
         let (blocks, slots, counters) = (&mut self.blocks, &mut self.slots, &mut self.counters);
@@ -340,10 +342,18 @@ impl<G: Gpu> Pool<G> {
         }
         self.ripe = false;
         for id in 0..self.groups.len() as GroupId {
-            if self.groups[id as usize].closing && !self.groups[id as usize].closed {
+            let group = &self.groups[id as usize];
+            if group.closing && !group.closed && !group.captured {
                 self.trim(id);
                 self.finish_closing(id);
             }
+        }
+    }
+
+    /// From now on nothing counts as used by a captured graph that was freed while it was captured.
+    pub(super) fn let_captured_go(&mut self) {
+        for group in &mut self.groups {
+            self.ripe |= std::mem::take(&mut group.captured);
         }
     }
 
@@ -531,7 +541,9 @@ impl<G: Gpu> Pool<G> {
         let owner = self.slots.get_mut(self.blocks[id].slot);
         owner.live -= 1;
         let group = &mut self.groups[owner.group as usize];
-        self.ripe |= group.closing && group.live == 0;
+        if group.closing {
+            self.ripe |= group.ripen(&self.gpu);
+        }
         self.add_hole(id, slot, clock);
     }
 

@@ -70,6 +70,9 @@ impl<G: Gpu> Pool<G> {
         self.gpu.attend(wanted_on);
         self.wake_all();
         self.settle();
+        if self.gpu.may_wait() {
+            self.let_captured_go();
+        }
         self.trim_closing();
         let bytes = self.trim(SHARED);
         self.gpu.attend(None);
