@@ -325,7 +325,7 @@ cases! {
     a_driver_that_calls_itself: "runtime" [], [("STANDIN_NESTED", "1")], None, ["inside"];
     a_runtime_that_is_opened: "opened" [], [], Some(3), ["dlsym"];
     memory_that_runs_out: "exhausted" [], [("STANDIN_MEMORY_MB", "512")], None, [];
-    memory_in_order: "ordered" [], [HELD], Some(15), ["order", "apart"];
+    memory_in_order: "ordered" [], [HELD], Some(15), ["order", "apart", "numbers"];
     each_threads_default_stream: "per_thread" [], [HELD], Some(8), ["per thread"];
     memory_of_the_programs_own: "own" [], [], Some(1), ["handles", "own handles"];
     memory_pools: "pools" [], [], Some(5), ["pools", "pool attributes"];
@@ -520,6 +520,7 @@ fn failures_that_the_driver_makes_up_for() {
         "cuMemGetAllocationGranularity",
         "cuDevicePrimaryCtxGetState",
         "cuStreamGetCtx",
+        "cuStreamGetId",
     ] {
         for (use_of, status) in [("1", 2), ("2", 2), ("*", 2), ("1", 999), ("*", 999)] {
             let failure = format!("{function}:{use_of}:{status}");

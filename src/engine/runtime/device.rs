@@ -269,12 +269,18 @@ impl Device {
     /// same size, else the device's lock, or both, and the pool's best fit.
     #[inline(always)]
     pub fn allocate(&self, size: usize, stream: u64) -> Result<u64, Box<OutOfMemory>> {
-        let key = stream_key(&self.functions, self.properties.context, stream);
-        self.allocate_for(size, key)
+        self.allocate_for(size, self.key(stream))
     }
 
+    /// Which stream a handle means; the driver is asked, but for default streams.
     #[inline(always)]
-    fn allocate_for(&self, size: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
+    pub fn key(&self, stream: u64) -> StreamKey {
+        stream_key(&self.functions, self.properties.context, stream)
+    }
+
+    /// [`Device::allocate`] for a stream that is known already.
+    #[inline(always)]
+    pub fn allocate_for(&self, size: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
         if !self.routed.load(Relaxed)
             && let Some(mut shelf) = self.shelves.open(Place::of(key.handle))
         {

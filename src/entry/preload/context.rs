@@ -78,14 +78,9 @@ pub fn device() -> Option<&'static Device> {
     known(context).or_else(|| take_up(context))
 }
 
-/// The device of a stream's context, and its pool where it is the current one; `None` where work of the
-/// context has failed: then the driver is to say so.
+/// The device of a stream's context, whose pool is made if there is none and it is the current one.
 #[inline]
-pub fn device_of(stream: u64) -> Option<&'static Device> {
-    let context = match is_broken("health") {
-        false => of_stream(stream).ok()?,
-        true => current(),
-    };
+pub fn known_or_new(context: usize, stream: u64) -> Option<&'static Device> {
     let context = match PRIMARY[0].load(Relaxed) {
         primary if is_broken("context") && primary != 0 => primary,
         _ => context,

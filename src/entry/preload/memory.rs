@@ -1,6 +1,7 @@
 //! Memory as `cudaMalloc` hands it out: any stream may use it, and giving it back waits for the device.
 
 use super::breaks::is_broken;
+use super::stream::Stream;
 use super::{Answer, attributes, capture, context, real};
 use concertina_engine::runtime::settings::Free;
 use concertina_engine::runtime::{Allocator, Device, OutOfMemory, Refusal, allocator_in_use};
@@ -23,7 +24,10 @@ pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
     if bytes == 0 && !is_broken("zero") {
         return None;
     }
-    let device = context::device_of(DEFAULT)?;
+    let device = match is_broken("health") {
+        false => Stream::of(DEFAULT).ok()?.device?,
+        true => context::device()?,
+    };
     if is_shareable() {
         return None;
     }

@@ -29,6 +29,7 @@ mod proc_address;
 mod query;
 mod real;
 mod sharing;
+mod stream;
 
 pub use presence::is_on;
 

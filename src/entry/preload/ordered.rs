@@ -5,8 +5,9 @@
 
 use super::breaks::is_broken;
 use super::memory::hand_out;
+use super::stream::Stream;
 use super::{Answer, attributes, capture, context, real};
-use concertina_engine::runtime::{Device, OutOfMemory, allocator_in_use};
+use concertina_engine::runtime::{Device, OutOfMemory, StreamKey, allocator_in_use};
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -29,11 +30,12 @@ pub fn allocate(address: *mut u64, bytes: usize, stream: u64) -> Answer {
     if address.is_null() || bytes == 0 || capture::is_on() {
         return None;
     }
-    let device = context::device_of(stream)?;
+    let stream = Stream::of(stream).ok()?;
+    let device = stream.device?;
     if OWN_POOL.load(Relaxed) >> device.ordinal() & 1 != 0 && !is_broken("pools") {
         return None;
     }
-    hand_out(address, block(device, bytes, stream))
+    hand_out(address, block(device, bytes, stream.key(device)))
 }
 
 /// `cuMemAllocFromPoolAsync`.
@@ -41,18 +43,19 @@ pub fn allocate_from(address: *mut u64, bytes: usize, pool: *mut c_void, stream:
     if address.is_null() || bytes == 0 || capture::is_on() {
         return None;
     }
-    let device = context::device_of(stream)?;
+    let stream = Stream::of(stream).ok()?;
+    let device = stream.device?;
     if default_pool(device.ordinal()) != Some(pool) {
         return None;
     }
-    hand_out(address, block(device, bytes, stream))
+    hand_out(address, block(device, bytes, stream.key(device)))
 }
 
 /// A block for the stream; where there is no other memory, after waiting for what was set aside.
 #[inline]
-fn block(device: &Device, bytes: usize, stream: u64) -> Result<u64, Box<OutOfMemory>> {
-    match device.allocate(bytes, stream) {
-        Err(_) if device.take_back_aside() => device.allocate(bytes, stream),
+fn block(device: &Device, bytes: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
+    match device.allocate_for(bytes, key) {
+        Err(_) if device.take_back_aside() => device.allocate_for(bytes, key),
         block => block,
     }
 }
@@ -157,24 +160,19 @@ pub fn free(address: u64, stream: u64) -> Answer {
         }
     }
     attributes::forget(address);
-    let owner = match stream <= context::PER_THREAD && capture::is_on() {
-        // The default stream may be part of the capture, and is asked nothing.
-        true => context::current(),
-        false => match context::of_stream(stream) {
-            Ok(owner) => owner,
-            Err(status) => {
-                // Work has failed, or the stream is none.
-                let known = allocator.open_devices().any(|it| it.knows(address));
-                return known.then_some(status);
-            }
-        },
+    let stream = match Stream::of(stream) {
+        Ok(stream) => stream,
+        Err(status) => {
+            // Work has failed, or the stream is none.
+            let known = allocator.open_devices().any(|it| it.knows(address));
+            return known.then_some(status);
+        }
     };
-    let here = context::known(owner);
     let free = |device: &Device| match is_broken("order") {
         true => device.free_idle(address),
-        false => device.free_on(address, stream),
+        false => device.free_on(address, stream.key(device)),
     };
-    if here.is_some_and(|device| free(device).is_ok()) {
+    if stream.device.is_some_and(|device| free(device).is_ok()) {
         return Some(0);
     }
     let mut others = allocator.open_devices();

@@ -54,6 +54,7 @@ table! { Asked:
     cuDevicePrimaryCtxRelease_v2: (device: c_int);
     cuDeviceGetDefaultMemPool: (pool: *mut *mut c_void, device: c_int);
     cuStreamGetCtx: (stream: u64, context: *mut usize);
+    cuStreamGetId: (stream: u64, number: *mut u64);
     cuStreamIsCapturing: (stream: u64, status: *mut c_uint);
 }
 

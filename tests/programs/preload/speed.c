@@ -36,6 +36,16 @@ static int ordered_pair(size_t size) {
     return status ? status : cudaFreeAsync(address, NULL);
 }
 
+/* The same on a stream of the thread's own. */
+static _Thread_local handle own;
+static int own_pair(size_t size) {
+    if (own == NULL && cudaStreamCreateWithFlags(&own, NON_BLOCKING) != 0)
+        return 1;
+    void *address;
+    int status = cudaMallocAsync(&address, size, own);
+    return status ? status : cudaFreeAsync(address, own);
+}
+
 static int synchronize(size_t size) {
     (void)size;
     return cudaDeviceSynchronize();
@@ -84,16 +94,6 @@ static void *thread(void *argument) {
     return NULL;
 }
 
-/* The same on a stream of the thread's own. */
-static _Thread_local handle own;
-static int own_pair(size_t size) {
-    if (own == NULL && cudaStreamCreateWithFlags(&own, NON_BLOCKING) != 0)
-        return 1;
-    void *address;
-    int status = cudaMallocAsync(&address, size, own);
-    return status ? status : cudaFreeAsync(address, own);
-}
-
 static double measure_threads(pair *run) {
     struct thread threads[THREADS];
     double results[THREADS];
@@ -117,6 +117,7 @@ int main(void) {
     } ways[] = {{"cudaMalloc + cudaFree", runtime_pair},
                 {"cuMemAlloc + cuMemFree", driver_pair},
                 {"cudaMallocAsync + cudaFreeAsync", ordered_pair},
+                {"cudaMallocAsync + cudaFreeAsync on a stream of its own", own_pair},
                 {"cudaDeviceSynchronize", synchronize}};
     static const size_t sizes[] = {512, 64 << 10, 8 << 20};
     double start = now();

@@ -4,7 +4,7 @@
 use super::{Device, OutOfMemory, State, UnknownPointer};
 use crate::core::{Found, Gpu, StreamKey};
 use crate::runtime::capture;
-use crate::runtime::gpu::{UNORDERED, stream_key, synchronize};
+use crate::runtime::gpu::{UNORDERED, synchronize};
 use crate::runtime::sharing;
 use crate::runtime::shelf::Place;
 
@@ -102,11 +102,10 @@ impl Device {
             .map_err(|_| UnknownPointer)
     }
 
-    /// Takes back a block in the order of the stream (by handle): that stream's later work may use the
+    /// Takes back a block in the order of the stream: that stream's later work may use the
     /// memory again where it was allocated on the same stream; otherwise as [`Device::free_later`].
     #[inline]
-    pub fn free_on(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
-        let key = stream_key(&self.functions, self.properties.context, stream);
+    pub fn free_on(&self, address: u64, key: StreamKey) -> Result<(), UnknownPointer> {
         if let Some(mut shelf) = self.shelves.open(Place::of(key.handle))
             && shelf.is_of(key)
             && shelf.put(address)

@@ -1,0 +1,81 @@
+//! Which stream a handle means, and its device: handles come back for other streams, numbers do not.
+
+use super::breaks::is_broken;
+use super::{capture, context, real};
+use concertina_engine::runtime::{Device, StreamKey, allocator_in_use};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A stream, as far as the driver had to be asked for it.
+pub struct Stream {
+    handle: u64,
+    /// The driver's number for it, unless it is a default stream.
+    number: Option<u64>,
+    /// Its device, where that has a pool and this is a stream of its primary context.
+    pub device: Option<&'static Device>,
+}
+
+/// Devices of streams, at places by their numbers: the number in the upper bits, the device's plus one in
+/// the lower 8. A number is one stream's for as long as the process lives, and so what is here stays true.
+static DEVICES: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
+
+impl Stream {
+    /// Asks the driver once, or twice for a stream that is not known yet. Where work of the stream's
+    /// context has failed, or there is no such stream, the status that says so. To ask for the number of
+    /// a stream that is being captured would end the capture.
+    #[inline]
+    pub fn of(handle: u64) -> Result<Stream, u32> {
+        if handle <= context::PER_THREAD || capture::is_on() {
+            let context = match handle <= context::PER_THREAD && capture::is_on() {
+                // It may be part of the capture, and is asked nothing.
+                true => context::current(),
+                false => context::of_stream(handle)?,
+            };
+            return Ok(Stream {
+                handle,
+                number: None,
+                device: context::known_or_new(context, handle),
+            });
+        }
+        let mut number = 0;
+        match real::ask!(cuStreamGetId(handle, &mut number)) {
+            0 => {}
+            status => return Err(status),
+        }
+        let place = &DEVICES[number as usize % DEVICES.len()];
+        let device = match place.load(Relaxed) {
+            known if known >> 8 == number && known != 0 => device((known & 0xff) as i32 - 1),
+            _ => {
+                let context = context::of_stream(handle)?;
+                let device = context::known_or_new(context, handle);
+                if let Some(device) = device {
+                    place.store(number << 8 | (device.ordinal() as u64 + 1), Relaxed);
+                }
+                device
+            }
+        };
+        Ok(Stream {
+            handle,
+            number: Some(if is_broken("numbers") { 1 } else { number }),
+            device,
+        })
+    }
+
+    /// What tells its memory apart from other streams'.
+    #[inline]
+    pub fn key(&self, device: &Device) -> StreamKey {
+        match self.number {
+            Some(id) => StreamKey {
+                handle: self.handle,
+                id,
+            },
+            None => device.key(self.handle),
+        }
+    }
+}
+
+/// A device by its number, if it has a pool.
+#[inline]
+fn device(ordinal: i32) -> Option<&'static Device> {
+    let mut devices = allocator_in_use()?.open_devices();
+    devices.find(|device| device.ordinal() == ordinal)
+}
