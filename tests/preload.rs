@@ -336,6 +336,7 @@ cases! {
     a_device_that_is_reset: "reset" [], [], Some(7), ["reset"];
     a_context_that_is_released: "release" [], [], Some(6), ["reset"];
     threads: "threads" [], [], Some(1600), ["pool"];
+    calls_of_every_kind: "counted" [], [], Some(1625), ["pool"];
     threads_and_streams: "mixed" [], [HELD], None, ["wait"];
     memory_in_another_process: "shared" [], [], Some(5), ["ipc", "ipc offset", "ipc count", "ipc freed"];
     segments_in_another_process: "shared" [], [("CONCERTINA_CONF", "expandable_segments:False")], Some(5), ["ipc", "ipc offset"];

@@ -1,4 +1,7 @@
-/* Calls of every kind, so many by each thread: counted. */
+/* Calls of every kind, so many by each thread.
+ *
+ * Run: counted
+ */
 #include "show.h"
 
 static pthread_key_t key;
