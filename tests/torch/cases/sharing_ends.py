@@ -1,6 +1,7 @@
 # What was shared stays as long as another process has it, and no longer; whichever process ends first.
 #: attach plain
 #: memory 512
+#: env CONCERTINA_CONF=chunk_size_mb:2
 import os
 import signal
 
@@ -110,9 +111,13 @@ def moved(other):
 
 
 def collected_when_out_of_memory(other):
-    """Memory that the others are done with is found when there is no other."""
+    """Memory that the others are done with is found when there is no other. It is a great many chunks."""
     shared = to_gpu(pattern(300 * MIB, 0))
+    imports = other.ask("imports")
     assert other.ask(shared) == "got it"
+    chunks = other.ask("imports") - imports
+    assert chunks == 150, chunks
+    assert other.ask("look") == [True]
     del shared
     assert other.ask("drop") == "dropped"
     again = torch.empty(300 * MIB, dtype=torch.uint8, device="cuda")
