@@ -254,12 +254,26 @@ fn send(peer: &UnixStream, bytes: &[u8], files: &[OwnedFd]) -> io::Result<()> {
             let to = libc::CMSG_DATA(head);
             ptr::copy_nonoverlapping(numbers.as_ptr().cast(), to, size as usize);
         }
-        libc::sendmsg(peer.as_raw_fd(), &message, libc::MSG_NOSIGNAL)
+        again(|| libc::sendmsg(peer.as_raw_fd(), &message, libc::MSG_NOSIGNAL))
     };
-    match sent {
-        ..0 => Err(io::Error::last_os_error()),
+    match sent? {
         sent if sent as usize == bytes.len() => Ok(()),
         _ => Err(ErrorKind::WriteZero.into()),
+    }
+}
+
+/// Makes a system call that answers how many bytes it moved, until no signal interrupts it.
+fn again(mut call: impl FnMut() -> isize) -> io::Result<isize> {
+    loop {
+        match call() {
+            ..0 => {
+                let error = io::Error::last_os_error();
+                if error.kind() != ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+            moved => return Ok(moved),
+        }
     }
 }
 
@@ -267,16 +281,18 @@ fn send(peer: &UnixStream, bytes: &[u8], files: &[OwnedFd]) -> io::Result<()> {
 #[repr(C)]
 struct Control {
     head: [libc::cmsghdr; 0],
-    room: [u8; 512],
+    room: [u8; CONTROL],
 }
+
+/// Bytes of it: the head, and a batch of descriptors.
+const CONTROL: usize = 512;
+const _: () = assert!(size_of::<libc::cmsghdr>() + BATCH * size_of::<RawFd>() <= CONTROL);
 
 impl Control {
     fn new() -> Control {
-        // The head, and a batch of descriptors.
-        const { assert!(size_of::<libc::cmsghdr>() + BATCH * size_of::<RawFd>() <= 512) };
         Control {
             head: [],
-            room: [0; 512],
+            room: [0; CONTROL],
         }
     }
 
@@ -287,7 +303,7 @@ impl Control {
         message.msg_iov = part;
         message.msg_iovlen = 1;
         message.msg_control = self.room.as_mut_ptr().cast();
-        message.msg_controllen = self.room.len();
+        message.msg_controllen = CONTROL;
         message
     }
 }
@@ -316,8 +332,14 @@ pub fn ask(process: &[u8; 16], question: Question) -> Result<(Answer, Vec<OwnedF
     let forbidden = |error: io::Error| {
         Unshared::Forbidden(format!("its process cannot be asked for it: {error}"))
     };
-    let connected = address_of(process).and_then(|address| UnixStream::connect_addr(&address));
-    let peer = match connected {
+    let address = address_of(process).map_err(forbidden)?;
+    let peer = loop {
+        match UnixStream::connect_addr(&address) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            connected => break connected,
+        }
+    };
+    let peer = match peer {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Err(Unshared::Gone),
         other => other.map_err(forbidden)?,
     };
@@ -369,10 +391,10 @@ fn receive(mut peer: &UnixStream) -> io::Result<(Answer, Vec<OwnedFd>)> {
     // outlive the call; what the system has put there is read within the bounds that it says, and each
     // descriptor is this process's own from now on.
     let got = unsafe {
-        let got = libc::recvmsg(peer.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC);
-        if got < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let got = again(|| {
+            message.msg_controllen = CONTROL;
+            libc::recvmsg(peer.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC)
+        })?;
         let head = libc::CMSG_FIRSTHDR(&message);
         if !head.is_null() && (*head).cmsg_type == libc::SCM_RIGHTS {
             let size = (*head).cmsg_len - libc::CMSG_LEN(0) as usize;
