@@ -3,7 +3,7 @@
 
 use super::block::{BlockId, NONE};
 use super::chunk::Chunks;
-use super::gpu::Gpu;
+use super::gpu::{Gpu, Source};
 use super::space::Space;
 use std::collections::HashMap;
 
@@ -18,6 +18,11 @@ pub struct Group {
     pub idle: u16,
     pub chunks: Chunks,
     pub space: Space,
+    /// The allocator that plain segments come from, where it is another than the driver's own. Nothing
+    /// is mapped in such a group.
+    pub source: Option<Source>,
+    /// Each block takes a whole segment.
+    pub whole: bool,
     /// Plain segments: start and size.
     pub segments: HashMap<u64, u64>,
     /// Where growth maps the next chunk, and the block that ends there.
@@ -41,11 +46,13 @@ pub struct Group {
 }
 
 impl Group {
-    pub fn new(idle: u16, granularity: u64) -> Self {
+    pub fn new(idle: u16, granularity: u64, source: Option<Source>) -> Self {
         Group {
             idle,
             chunks: Chunks::new(granularity),
             space: Space::default(),
+            source,
+            whole: false,
             segments: HashMap::new(),
             cursor: 0,
             tail: NONE,

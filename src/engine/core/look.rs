@@ -60,8 +60,9 @@ impl<G: Gpu> Pool<G> {
     /// The memory behind the block in use that holds the byte at `address`.
     pub fn backing(&self, address: u64) -> Option<Backing> {
         let block = self.live_around(address)?;
-        let group = &self.groups[self.slots.get(block.slot).group as usize];
-        if self.granularity == 0 {
+        let id = self.slots.get(block.slot).group;
+        let group = &self.groups[id as usize];
+        if self.is_plain_group(id) {
             let mut first = block;
             while first.prev != NONE {
                 first = &self.blocks[first.prev];

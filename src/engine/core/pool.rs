@@ -7,7 +7,7 @@ use super::block::{Block, BlockId, Blocks, NONE, State, VACANT, absorb_next};
 use super::chunk::ChunkId;
 use super::clock::Clock;
 use super::counters::{Counters, Tally};
-use super::gpu::{Gpu, Refusal};
+use super::gpu::{Gpu, Refusal, Source};
 use super::group::{Group, GroupId, SHARED};
 use super::journal::Journal;
 use super::rest::Rest;
@@ -127,7 +127,7 @@ impl<G: Gpu> Pool<G> {
             blocks: Blocks::new(),
             table: Table::new(),
             slots,
-            groups: vec![Group::new(idle, granularity)],
+            groups: vec![Group::new(idle, granularity, None)],
             pending: VecDeque::new(),
             clock: Clock::new(),
             rest: Rest::default(),
@@ -159,7 +159,17 @@ impl<G: Gpu> Pool<G> {
             return Err(self.shortage(size, group, Refusal::OutOfMemory));
         };
         let hole = self.find_harder(size, slot)?;
+        let size = self.taken(hole, size, group);
         Ok(self.hand_out(hole, size, requested, slot))
+    }
+
+    /// How much of a hole a block of this size takes.
+    #[inline(always)]
+    fn taken(&self, hole: BlockId, size: u64, group: GroupId) -> u64 {
+        match group != SHARED && self.groups[group as usize].whole {
+            true => self.blocks[hole].size,
+            false => size,
+        }
     }
 
     /// The first step of the ladder alone: the best fit that is free already, on the stream itself
@@ -182,6 +192,7 @@ impl<G: Gpu> Pool<G> {
         let slot = self.slots.of(stream, group, idle)?;
         let hole = self.hit(size, slot)?;
         self.keep_time(stream, self.groups[group as usize].reserved);
+        let size = self.taken(hole, size, group);
         Some(self.hand_out(hole, size, requested, slot))
     }
 
@@ -313,12 +324,13 @@ impl<G: Gpu> Pool<G> {
         self.groups.iter().map(|group| group.space.reserved()).sum()
     }
 
-    /// A new group, which shares no memory with others. `None` when there are too many.
-    pub fn open_group(&mut self) -> Option<GroupId> {
+    /// A new group, which shares no memory with others, and takes it from `source` if there is one. `None`
+    /// when there are too many.
+    pub fn open_group(&mut self, source: Option<Source>) -> Option<GroupId> {
         let vacant = self.groups.iter().position(|group| group.closed);
         let at = vacant.unwrap_or(self.groups.len());
         let id = GroupId::try_from(at).ok()?;
-        let group = Group::new(self.slots.add_idle(id)?, self.granularity);
+        let group = Group::new(self.slots.add_idle(id)?, self.granularity, source);
         match vacant {
             Some(at) => self.groups[at] = group,
             None => self.groups.push(group),

@@ -88,7 +88,7 @@ impl<G: Gpu> Pool<G> {
         if id != SHARED {
             self.settle();
         }
-        if self.granularity == 0 {
+        if self.is_plain_group(id) {
             return self.trim_segments(id);
         }
         self.unmap_stale(0, id);

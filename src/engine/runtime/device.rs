@@ -11,7 +11,9 @@ pub use sharing::Shared;
 
 use later::Later;
 
-use super::gpu::{DriverGpu, Properties, foreign_context, is_capturing, stream_key, synchronize};
+use super::gpu::{
+    DriverGpu, OtherAllocator, Properties, foreign_context, is_capturing, stream_key, synchronize,
+};
 use super::history::{self, Action, Context, History};
 use super::ledger::{Call, CallFigures, Ledger};
 use super::lock::{Apart, Guard, Lock};
@@ -65,6 +67,8 @@ struct Private {
     id: PoolId,
     group: GroupId,
     users: usize,
+    /// Others may have its memory rather than run out.
+    lent: bool,
 }
 
 struct State {
@@ -94,13 +98,15 @@ impl State {
         self.private.iter().find(|private| private.id == pool)
     }
 
-    /// One more user of a private pool. False where it cannot be made.
-    fn retain(&mut self, pool: PoolId) -> bool {
+    /// One more user of a private pool, which takes its memory from another allocator where one is named
+    /// and the pool is new. False where it cannot be made.
+    fn retain(&mut self, pool: PoolId, from: Option<OtherAllocator>) -> bool {
         if let Some(private) = self.private.iter_mut().find(|private| private.id == pool) {
             private.users += 1;
             return true;
         }
-        let Some(group) = self.pool.open_group() else {
+        let source = from.map(|from| self.pool.gpu_mut().add_source(from));
+        let Some(group) = self.pool.open_group(source) else {
             message::say("too many private pools: this one shares everybody's memory");
             return false;
         };
@@ -108,6 +114,7 @@ impl State {
             id: pool,
             group,
             users: 1,
+            lent: false,
         });
         true
     }
@@ -379,6 +386,13 @@ impl Device {
         // Other groups may hold free memory to give back.
         if result.is_err() && state.pool.trim_all(Some(key)) > 0 {
             result = state.pool.allocate(rounded, requested, key, group);
+        }
+        if result.is_err() && group == SHARED {
+            // All that is free is idle now, if that could be waited for.
+            let mut lent = state.private.iter().filter(|it| it.lent);
+            let pool = &mut state.pool;
+            let block = lent.find_map(|it| pool.allocate_free(rounded, requested, key, it.group));
+            result = block.map_or(result, Ok);
         }
         result.map_err(|shortage| {
             state.pool.tally_mut().ooms += 1;
@@ -715,9 +729,28 @@ impl Device {
 
     // ---- private pools -------------------------------------------------------------------
 
-    /// Counts one more user of the private pool, which is made if there is none of that name.
-    pub fn retain_pool(&self, pool: PoolId) {
-        self.state.lock().retain(pool);
+    /// Counts one more user of the private pool, which is made if there is none of that name, and then
+    /// takes its memory from another allocator if one is named.
+    pub fn retain_pool(&self, pool: PoolId, from: Option<OtherAllocator>) {
+        self.state.lock().retain(pool, from);
+    }
+
+    /// Whether others may have a private pool's memory rather than run out.
+    pub fn lend_pool(&self, pool: PoolId, lent: bool) {
+        let mut state = self.state.lock();
+        let mut pools = state.private.iter_mut();
+        if let Some(private) = pools.find(|private| private.id == pool) {
+            private.lent = lent;
+        }
+    }
+
+    /// From now on a block of the private pool takes a whole segment, where its memory comes from another
+    /// allocator or cannot be mapped.
+    pub fn keep_pool_whole(&self, pool: PoolId) {
+        let mut state = self.state.lock();
+        if let Some(group) = state.private(pool).map(|private| private.group) {
+            state.pool.keep_whole(group);
+        }
     }
 
     /// How many users the private pool has; 0 where there is none of that name.
@@ -730,7 +763,7 @@ impl Device {
     /// is made if there is none of that name. One more user of it is counted.
     pub fn begin_pool(&self, route: Route) {
         let mut state = self.state.lock();
-        if !state.retain(route.pool) {
+        if !state.retain(route.pool, None) {
             return;
         }
         state.routes.push(Routed {
