@@ -769,7 +769,47 @@ fn a_limit_is_all_the_memory_there_is() {
     );
     assert_eq!(pooled, 65);
     let relaxed = [("CONCERTINA_CONF", "limit:64MiB,free:relaxed")];
-    assert_eq!(trial.run(Some(library()), &relaxed), (said, 65));
+    assert_eq!(trial.run(Some(library()), &relaxed), (said.clone(), 65));
+    // Also what the driver hands out in the pool's place.
+    let outside = [("CONCERTINA_CONF", "limit:64MiB,ipc:True")];
+    assert_eq!(trial.run(Some(library()), &outside), (said, 1));
+}
+
+#[test]
+fn a_limit_holds_what_the_driver_hands_out() {
+    let case = Case {
+        environment: &[("CONCERTINA_CONF", "limit:64MiB")],
+        ..Case::of("outside")
+    };
+    let trial = Trial::new("outside", &case);
+    let (said, pooled) = trial.run(Some(library()), &[]);
+    assert_eq!(
+        said,
+        "cudaStreamCreateWithFlags(&stream, NON_BLOCKING): 0\n\
+         cudaMalloc(&one, 8 * MIB): 0\n\
+         cudaStreamBeginCapture(stream, RELAXED): 0\n\
+         cudaMalloc(&two, 40 * MIB): 0\n\
+         cudaMemGetInfo(&free, &total): 0\n\
+         16 of 64 MiB\n\
+         cudaMalloc(&three, 40 * MIB): 2\n\
+         cudaStreamEndCapture(stream, &graph): 0\n\
+         cudaFree(one): 0\n\
+         cudaFree(two): 0\n\
+         cudaMemGetInfo(&free, &total): 0\n\
+         64 of 64 MiB\n\
+         cudaMalloc(&one, 64 * MIB): 0\n\
+         cudaFree(one): 0\n\
+         cudaStreamBeginCapture(stream, RELAXED): 0\n\
+         cudaMalloc(&two, MIB): 0\n\
+         cudaStreamEndCapture(stream, &graph): 0\n\
+         cudaMalloc(&two, 40 * MIB): 0\n\
+         cudaDeviceReset(): 0\n\
+         cudaMalloc(&two, MIB): 0\n\
+         cudaMemGetInfo(&free, &total): 0\n\
+         62 of 64 MiB\n\
+         exit status: 0"
+    );
+    assert_eq!(pooled, 4);
 }
 
 #[test]

@@ -583,7 +583,8 @@ impl Device {
         let state = self.settled();
         let reserved = state.pool.counters().all.reserved_bytes.current;
         let device = state.pool.gpu().memory_info().map_or(0, |(free, _)| free);
-        let growth = device.min(self.ledger.limit().saturating_sub(reserved));
+        let limit = self.ledger.limit().saturating_sub(self.ledger.outside());
+        let growth = device.min(limit.saturating_sub(reserved));
         growth.max(state.pool.largest_free())
     }
 

@@ -62,6 +62,8 @@ struct Counted {
 /// The account of one device. Only its pool writes, under the device's lock; anyone may read.
 pub struct Ledger {
     held: AtomicU64,
+    /// What the program has from the driver itself, and counts towards the limit.
+    outside: AtomicU64,
     limit: AtomicU64,
     calls: [Counted; Call::ALL.len()],
 }
@@ -70,6 +72,7 @@ impl Ledger {
     pub fn new() -> Self {
         Ledger {
             held: AtomicU64::new(0),
+            outside: AtomicU64::new(0),
             limit: AtomicU64::new(u64::MAX),
             calls: Default::default(),
         }
@@ -102,7 +105,8 @@ impl Ledger {
 
     /// Whether `size` more bytes stay within the limit.
     pub fn allows(&self, size: u64) -> bool {
-        self.held.load(Relaxed).saturating_add(size) <= self.limit.load(Relaxed)
+        let held = self.held.load(Relaxed) + self.outside();
+        held.saturating_add(size) <= self.limit.load(Relaxed)
     }
 
     pub fn take(&self, size: u64) {
@@ -111,6 +115,14 @@ impl Ledger {
 
     pub fn give(&self, size: u64) {
         self.held.fetch_sub(size, Relaxed);
+    }
+
+    pub fn outside(&self) -> u64 {
+        self.outside.load(Relaxed)
+    }
+
+    pub fn set_outside(&self, bytes: u64) {
+        self.outside.store(bytes, Relaxed);
     }
 
     /// The limit in bytes; `u64::MAX` where there is none.

@@ -2,7 +2,7 @@
 //! Whatever is done in a context that the program made itself is the driver's.
 
 use super::breaks::is_broken;
-use super::{Answer, real, sharing};
+use super::{Answer, outside, real, sharing};
 use crate::entry::{launched, python, torch};
 use concertina_engine::driver;
 use concertina_engine::runtime::settings::Driver;
@@ -210,10 +210,11 @@ fn end(device: i32, end: impl FnOnce() -> u32) -> Answer {
     if !works && status == 0 {
         pool.into_iter().for_each(|pool| pool.start_over(true));
     }
-    if status == 0
-        && let Some(holds) = HOLDS.get(device as usize)
-    {
-        holds.store(0, Relaxed);
+    if status == 0 {
+        outside::forget(device);
+        if let Some(holds) = HOLDS.get(device as usize) {
+            holds.store(0, Relaxed);
+        }
     }
     Some(status)
 }

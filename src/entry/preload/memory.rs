@@ -2,7 +2,7 @@
 
 use super::breaks::is_broken;
 use super::stream::Stream;
-use super::{Answer, attributes, capture, context, real};
+use super::{Answer, attributes, capture, context, outside, real};
 use concertina_engine::runtime::settings::Free;
 use concertina_engine::runtime::{Allocator, Device, OutOfMemory, Refusal, allocator_in_use};
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use std::ffi::c_uint;
 use std::sync::{Mutex, PoisonError};
 
 pub const INVALID_VALUE: u32 = 1;
-const OUT_OF_MEMORY: u32 = 2;
+pub const OUT_OF_MEMORY: u32 = 2;
 
 /// The default stream.
 const DEFAULT: u64 = 0;
@@ -18,6 +18,13 @@ const DEFAULT: u64 = 0;
 /// `cuMemAlloc`.
 #[inline]
 pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
+    let answer = allocate_here(address, bytes);
+    answer.or_else(|| outside::allocate(address, bytes))
+}
+
+/// The same, from the pool.
+#[inline]
+fn allocate_here(address: *mut u64, bytes: usize) -> Answer {
     if address.is_null() || capture::is_on() || is_broken("pool") {
         return None;
     }
@@ -136,6 +143,13 @@ fn pitch_of(width: usize, element: c_uint) -> Option<usize> {
 /// `cuMemFree`.
 #[inline]
 pub fn free(address: u64) -> Answer {
+    let answer = free_anywhere(address);
+    answer.or_else(|| outside::free(address, || real::call!(cuMemFree_v2(address))))
+}
+
+/// The same, of memory of any device's pool.
+#[inline]
+fn free_anywhere(address: u64) -> Answer {
     if address == 0 {
         return None;
     }

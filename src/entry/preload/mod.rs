@@ -24,6 +24,7 @@ mod inside;
 mod list;
 mod memory;
 mod ordered;
+mod outside;
 mod presence;
 mod proc_address;
 mod query;

@@ -6,7 +6,7 @@
 use super::breaks::is_broken;
 use super::memory::hand_out;
 use super::stream::Stream;
-use super::{Answer, attributes, capture, context, real};
+use super::{Answer, attributes, capture, context, outside, real};
 use concertina_engine::runtime::{Device, OutOfMemory, StreamKey, allocator_in_use};
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
@@ -147,6 +147,13 @@ pub fn set_attribute(pool: *mut c_void, attribute: c_uint, status: u32) -> Answe
 /// `cuMemFreeAsync`.
 #[inline]
 pub fn free(address: u64, stream: u64) -> Answer {
+    let answer = free_to_pool(address, stream);
+    answer.or_else(|| outside::free(address, || real::call!(cuMemFreeAsync(address, stream))))
+}
+
+/// The same, of memory of any device's pool.
+#[inline]
+fn free_to_pool(address: u64, stream: u64) -> Answer {
     if address == 0 {
         return None;
     }

@@ -167,6 +167,40 @@ impl Device {
         }
     }
 
+    /// Counts `bytes` that the program is to get from the driver itself towards the limit, for which
+    /// all that is free is given back if need be. False where that would be beyond it. Where nothing
+    /// `may_wait`, the pool keeps what is free, and only what is in use counts.
+    pub fn admit_outside(&self, bytes: u64, may_wait: bool) -> bool {
+        let ledger = &self.ledger;
+        if may_wait && !ledger.allows(bytes) {
+            self.take_back_aside();
+            self.empty_cache();
+        }
+        let live = self.usage().live;
+        let _state = self.state.lock();
+        let outside = ledger.outside().saturating_add(bytes);
+        let admitted = match may_wait {
+            true => ledger.allows(bytes),
+            false => live.saturating_add(outside) <= ledger.limit(),
+        };
+        if admitted {
+            ledger.set_outside(outside);
+        }
+        admitted
+    }
+
+    /// The program has given so many of them back.
+    pub fn dismiss_outside(&self, bytes: u64) {
+        let _state = self.state.lock();
+        let outside = self.ledger.outside();
+        self.ledger.set_outside(outside.saturating_sub(bytes));
+    }
+
+    /// Bytes that are counted so.
+    pub fn outside_bytes(&self) -> u64 {
+        self.ledger.outside()
+    }
+
     /// Waits for all work of the device, on every stream. The driver's status, 0 for success. Threads
     /// that wait at the same time share the driver's wait, but not while a stream is being captured:
     /// then the answer depends on who asks.
