@@ -2,7 +2,7 @@
 
 use super::block::{Block, NONE, State};
 use super::gpu::Gpu;
-use super::pool::Pool;
+use super::pool::{Live, Pool};
 use super::stream::StreamKey;
 use std::collections::HashMap;
 
@@ -95,12 +95,16 @@ impl<G: Gpu> Pool<G> {
         chunks.map(|chunk| (chunk.handle, chunk.home)).collect()
     }
 
-    /// No other stream uses the block that starts at `address` any more.
-    pub fn unshare(&mut self, address: u64) {
-        let id = self.table.get(&self.blocks, address);
-        if id != NONE {
-            self.blocks[id].shared = false;
-        }
+    /// Notes that every stream may use a block that was looked up. False where that was noted before.
+    #[inline]
+    pub fn share(&mut self, live: &Live) -> bool {
+        !std::mem::replace(&mut self.blocks[live.id].shared, true)
+    }
+
+    /// No other stream uses a block that was looked up, and has stayed in use, any more.
+    #[inline]
+    pub fn unshare(&mut self, live: &Live) {
+        self.blocks[live.id].shared = false;
     }
 
     /// Whether memory comes in plain segments, each of them one allocation to the driver.

@@ -79,7 +79,7 @@ pub struct Unknown;
 /// A block in use.
 #[derive(Clone, Copy)]
 pub struct Live {
-    id: BlockId,
+    pub(super) id: BlockId,
     /// Its place in the table.
     place: usize,
     /// Bytes asked for.

@@ -10,17 +10,17 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Inside until dropped.
-pub struct Inside(());
+/// Inside until dropped, on the thread that entered.
+pub struct Inside(*const Cell<bool>);
 
 /// `None` where the thread is inside already.
 #[inline]
 pub fn enter() -> Option<Inside> {
-    match INSIDE.replace(true) {
+    INSIDE.with(|inside| match inside.replace(true) {
         // Nothing is made here that would be dropped.
         true if !is_broken("inside") => None,
-        _ => Some(Inside(())),
-    }
+        _ => Some(Inside(inside)),
+    })
 }
 
 /// Whether the thread is inside.
@@ -31,6 +31,8 @@ pub fn is_inside() -> bool {
 impl Drop for Inside {
     #[inline]
     fn drop(&mut self) {
-        INSIDE.set(false);
+        // SAFETY: the thread's own, which has no destructor and so stays while the thread runs; a pointer
+        // goes to no other thread. To look for it again would cost a call.
+        unsafe { &*self.0 }.set(false);
     }
 }

@@ -67,15 +67,15 @@ impl Device {
     pub fn set_aside(&self, address: u64) -> Result<(), UnknownPointer> {
         let mut state = self.state.lock();
         let State { later, pool, .. } = &mut *state;
-        let owner = pool.stream_of(address).ok_or(UnknownPointer)?;
-        if !self.forget(owner, address) {
+        let live = pool.look_up(address).ok_or(UnknownPointer)?;
+        if !self.forget(live.stream, address) {
             return Err(UnknownPointer);
         }
-        if owner != UNORDERED {
+        if live.stream != UNORDERED {
             drop(state);
             return self.free_later(address);
         }
-        match later.put(address, pool) {
+        match later.put(address, live, pool) {
             true => Ok(()),
             false => Err(UnknownPointer),
         }

@@ -4,26 +4,24 @@
 //! the same size once it has passed: an event costs more than a pair of calls may. To the pool they are
 //! in use meanwhile, and marked as shared.
 
-use crate::core::{BLOCK, Class, Event, Gpu, Pool, StreamKey};
-use crate::runtime::gpu::{DriverGpu, UNORDERED};
+use crate::core::{BLOCK, Class, Event, Gpu, Live, Pool};
+use crate::runtime::gpu::DriverGpu;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Blocks behind one event, at most.
 const BATCH: usize = 64;
 
-/// No stream's: to record its use makes a block shared.
-const ANY: StreamKey = StreamKey { handle: 0, id: 0 };
-
 #[derive(Clone, Copy)]
 struct Aside {
     address: u64,
-    requested: u64,
+    live: Live,
 }
 
 impl Aside {
+    #[inline]
     fn size(self) -> u64 {
-        self.requested.max(1).next_multiple_of(BLOCK)
+        self.live.requested.max(1).next_multiple_of(BLOCK)
     }
 }
 
@@ -88,19 +86,13 @@ impl Later {
         self.bytes
     }
 
-    /// Sets a block aside. False where it is none that can be, or is already.
-    pub fn put(&mut self, address: u64, pool: &mut Pool<DriverGpu>) -> bool {
-        let live = pool.look_up(address).filter(|it| it.stream == UNORDERED);
-        let Some(live) = live.filter(|_| !pool.is_shared(address)) else {
-            return false;
-        };
-        if pool.record_use(address, ANY).is_err() {
+    /// Sets a block aside that was looked up just now. False where it is already.
+    #[inline]
+    pub fn put(&mut self, address: u64, live: Live, pool: &mut Pool<DriverGpu>) -> bool {
+        if !pool.share(&live) {
             return false;
         }
-        let block = Aside {
-            address,
-            requested: live.requested,
-        };
+        let block = Aside { address, live };
         self.bytes += block.size();
         self.open.bytes += block.size();
         self.open.blocks.push(block);
@@ -119,12 +111,12 @@ impl Later {
             found = self.pop(requested);
         }
         let block = found?;
-        pool.unshare(block.address);
-        self.bytes -= block.size();
-        self.ready_bytes -= block.size();
-        let class = Class::of(block.size());
+        pool.unshare(&block.live);
+        let size = block.size();
+        self.bytes -= size;
+        self.ready_bytes -= size;
         let tally = pool.tally_mut();
-        tally.recycled(class, 1, block.size(), block.requested);
+        tally.recycled(Class::of(size), 1, size, block.live.requested);
         Some(block.address)
     }
 
@@ -145,7 +137,10 @@ impl Later {
             }
             self.ready_bytes += batch.bytes;
             for block in batch.blocks {
-                self.ready.entry(block.requested).or_default().push(block);
+                self.ready
+                    .entry(block.live.requested)
+                    .or_default()
+                    .push(block);
             }
             advanced = true;
         }
@@ -177,7 +172,7 @@ impl Later {
 }
 
 fn give_back(block: Aside, pool: &mut Pool<DriverGpu>) {
-    pool.unshare(block.address);
+    pool.unshare(&block.live);
     // The pool knows it: it was looked up when it was set aside.
     let _ = pool.free(block.address);
 }
