@@ -19,3 +19,4 @@ mod red;
 mod runner;
 mod shelves;
 mod streams;
+mod supplied;

@@ -8,9 +8,6 @@ pub type Handle = u64;
 /// A point on a stream that can be asked about.
 pub type Event = u64;
 
-/// Another allocator that plain memory comes from, by the number that [`Gpu`] knows it by.
-pub type Source = usize;
-
 /// Why a call that would take memory or addresses did not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -20,6 +17,8 @@ pub enum Refusal {
     OverLimit,
     /// The driver answered with another error (its `CUresult`).
     Failed(u32),
+    /// The group's memory is supplied by somebody else, who is to be asked for so many bytes more.
+    Unsupplied(u64),
 }
 
 /// The calls that the pool makes. All sizes are bytes; all addresses are device addresses.
@@ -50,12 +49,10 @@ pub trait Gpu {
     /// Takes a mapping down. The caller knows that no work uses it any more.
     fn unmap(&mut self, address: u64, size: u64) -> Result<(), Refusal>;
 
-    /// Takes plain device memory, where memory cannot be mapped, the user does not want it, or it is to
-    /// come from another allocator.
-    fn allocate(&mut self, size: u64, source: Option<Source>) -> Result<u64, Refusal>;
-    /// Gives plain device memory back to where it came from. The caller knows that no work uses it any
-    /// more.
-    fn free(&mut self, address: u64, size: u64, source: Option<Source>);
+    /// Takes plain device memory, where memory cannot be mapped or the user does not want it.
+    fn allocate(&mut self, size: u64) -> Result<u64, Refusal>;
+    /// Gives plain device memory back. The caller knows that no work uses it any more.
+    fn free(&mut self, address: u64, size: u64);
 
     /// The program is asking for memory on this stream, until the next call. If the stream is being
     /// captured, nothing may be recorded, asked or waited for meanwhile: it would end the capture.

@@ -3,7 +3,7 @@
 
 use super::block::{BlockId, NONE};
 use super::chunk::Chunks;
-use super::gpu::{Gpu, Source};
+use super::gpu::Gpu;
 use super::space::Space;
 use std::collections::HashMap;
 
@@ -18,9 +18,9 @@ pub struct Group {
     pub idle: u16,
     pub chunks: Chunks,
     pub space: Space,
-    /// The allocator that plain segments come from, where it is another than the driver's own. Nothing
-    /// is mapped in such a group.
-    pub source: Option<Source>,
+    /// Its segments are supplied by somebody else ([`Pool::supply`](super::Pool::supply)), and it has no
+    /// memory of the driver's.
+    pub supplied: bool,
     /// Each block takes a whole segment.
     pub whole: bool,
     /// Plain segments: start and size.
@@ -46,12 +46,12 @@ pub struct Group {
 }
 
 impl Group {
-    pub fn new(idle: u16, granularity: u64, source: Option<Source>) -> Self {
+    pub fn new(idle: u16, granularity: u64, supplied: bool) -> Self {
         Group {
             idle,
             chunks: Chunks::new(granularity),
             space: Space::default(),
-            source,
+            supplied,
             whole: false,
             segments: HashMap::new(),
             cursor: 0,

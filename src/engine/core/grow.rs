@@ -42,7 +42,10 @@ impl<G: Gpu> Pool<G> {
     /// Makes a hole of at least `size` bytes at the end of mapped memory.
     pub(super) fn extend(&mut self, size: u64, slot: u16) -> Result<BlockId, Refusal> {
         let id = self.slots.get(slot).group;
-        if self.is_plain_group(id) {
+        if self.groups[id as usize].supplied {
+            return Err(Refusal::Unsupplied(self.segment_size(size, id)));
+        }
+        if self.granularity == 0 {
             return self.add_segment(size, id);
         }
         let group = &self.groups[id as usize];

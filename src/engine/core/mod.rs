@@ -34,7 +34,7 @@ mod wait;
 
 pub use check::Broken;
 pub use counters::{Class, Counters, Events, Flow, Tally, Usage};
-pub use gpu::{Event, Gpu, Handle, Refusal, Source};
+pub use gpu::{Event, Gpu, Handle, Refusal};
 pub use group::{GroupId, SHARED};
 pub use journal::{Happening, Journal};
 pub use look::{Backing, Found};

@@ -1,4 +1,5 @@
-//! Plain segments: where memory cannot be mapped, the user does not want it, or another allocator gives it.
+//! Plain segments: where memory cannot be mapped, the user does not want it, or somebody else
+//! supplies it, for a private pool whose memory is not to be the driver's.
 
 use super::block::{BlockId, State};
 use super::gpu::{Gpu, Refusal};
@@ -9,7 +10,7 @@ use super::pool::Pool;
 impl<G: Gpu> Pool<G> {
     /// Whether a group's memory comes in plain segments.
     pub(super) fn is_plain_group(&self, id: GroupId) -> bool {
-        self.granularity == 0 || self.groups[id as usize].source.is_some()
+        self.granularity == 0 || self.groups[id as usize].supplied
     }
 
     /// From now on each block of a group takes a whole segment, where its memory comes in such.
@@ -17,10 +18,10 @@ impl<G: Gpu> Pool<G> {
         self.groups[id as usize].whole = self.is_plain_group(id);
     }
 
-    /// Takes a plain segment, of PyTorch's sizes: 2 MiB for small requests, 20 MiB up to 10 MiB,
+    /// How large a segment for a request is, as in PyTorch: 2 MiB for small ones, 20 MiB up to 10 MiB,
     /// the request rounded up to 2 MiB above (`kSmallBuffer`, `kLargeBuffer`, `kMinLargeAlloc`).
-    pub(super) fn add_segment(&mut self, size: u64, id: GroupId) -> Result<BlockId, Refusal> {
-        let bytes = if self.groups[id as usize].whole {
+    pub(super) fn segment_size(&self, size: u64, id: GroupId) -> u64 {
+        if self.groups[id as usize].whole {
             size.next_multiple_of(2 << 20)
         } else if size <= super::SMALL {
             2 << 20
@@ -28,9 +29,30 @@ impl<G: Gpu> Pool<G> {
             20 << 20
         } else {
             size.next_multiple_of(2 << 20)
-        };
+        }
+    }
+
+    /// Takes a plain segment from the driver.
+    pub(super) fn add_segment(&mut self, size: u64, id: GroupId) -> Result<BlockId, Refusal> {
+        let bytes = self.segment_size(size, id);
+        let address = self.gpu.allocate(bytes)?;
+        Ok(self.hold_segment(address, bytes, id))
+    }
+
+    /// A group whose memory is supplied gets so many bytes more, a multiple of 512, at an address that is
+    /// one, too. They are its own until [`Pool::take_returned`] names them.
+    pub fn supply(&mut self, address: u64, bytes: u64, id: GroupId) {
+        self.hold_segment(address, bytes, id);
+    }
+
+    /// A supplied segment that is not needed any more, by address and size: no work uses it. It is not
+    /// named again.
+    pub fn take_returned(&mut self) -> Option<(u64, u64)> {
+        self.returned.pop()
+    }
+
+    fn hold_segment(&mut self, address: u64, bytes: u64, id: GroupId) -> BlockId {
         let group = &mut self.groups[id as usize];
-        let address = self.gpu.allocate(bytes, group.source)?;
         group.segments.insert(address, bytes);
         group.reserved += bytes;
         let idle = group.idle;
@@ -40,7 +62,7 @@ impl<G: Gpu> Pool<G> {
         let block = self.blocks.add(address, bytes, idle, State::Free);
         self.counters.hole_added(bytes);
         self.slots.get_mut(idle).insert(&mut self.blocks, block);
-        Ok(block)
+        block
     }
 
     /// Gives plain segments back that are wholly free and idle.
@@ -56,6 +78,7 @@ impl<G: Gpu> Pool<G> {
             counters,
             groups,
             journal,
+            returned,
             ..
         } = self;
         let group = &mut groups[id as usize];
@@ -73,7 +96,10 @@ impl<G: Gpu> Pool<G> {
             blocks.remove(id);
             group.segments.remove(&hole.address);
             group.reserved -= hole.size;
-            gpu.free(hole.address, hole.size, group.source);
+            match group.supplied {
+                true => returned.push((hole.address, hole.size)),
+                false => gpu.free(hole.address, hole.size),
+            }
             counters.chunk_removed(hole.size);
             journal.note(Happening::GivenBack(hole.address, hole.size));
             bytes += hole.size;

@@ -7,7 +7,7 @@ use super::block::{Block, BlockId, Blocks, NONE, State, VACANT, absorb_next};
 use super::chunk::ChunkId;
 use super::clock::Clock;
 use super::counters::{Counters, Tally};
-use super::gpu::{Gpu, Refusal, Source};
+use super::gpu::{Gpu, Refusal};
 use super::group::{Group, GroupId, SHARED};
 use super::journal::Journal;
 use super::rest::Rest;
@@ -103,6 +103,8 @@ pub struct Pool<G> {
     pub(super) rest: Rest,
     pub(super) counters: Tally,
     pub(super) journal: Journal,
+    /// Supplied segments that are not needed any more, by address and size.
+    pub(super) returned: Vec<(u64, u64)>,
     /// A closing group may have become free.
     ripe: bool,
     /// Scratch: chunks to move and the holes they lie in, ascending inside a hole.
@@ -127,12 +129,13 @@ impl<G: Gpu> Pool<G> {
             blocks: Blocks::new(),
             table: Table::new(),
             slots,
-            groups: vec![Group::new(idle, granularity, None)],
+            groups: vec![Group::new(idle, granularity, false)],
             pending: VecDeque::new(),
             clock: Clock::new(),
             rest: Rest::default(),
             counters: Tally::default(),
             journal: Journal::default(),
+            returned: Vec::new(),
             ripe: false,
             chosen: Vec::new(),
         }
@@ -324,13 +327,13 @@ impl<G: Gpu> Pool<G> {
         self.groups.iter().map(|group| group.space.reserved()).sum()
     }
 
-    /// A new group, which shares no memory with others, and takes it from `source` if there is one. `None`
-    /// when there are too many.
-    pub fn open_group(&mut self, source: Option<Source>) -> Option<GroupId> {
+    /// A new group, which shares no memory with others, and whose memory is `supplied`
+    /// ([`Pool::supply`]) or the driver's. `None` when there are too many.
+    pub fn open_group(&mut self, supplied: bool) -> Option<GroupId> {
         let vacant = self.groups.iter().position(|group| group.closed);
         let at = vacant.unwrap_or(self.groups.len());
         let id = GroupId::try_from(at).ok()?;
-        let group = Group::new(self.slots.add_idle(id)?, self.granularity, source);
+        let group = Group::new(self.slots.add_idle(id)?, self.granularity, supplied);
         match vacant {
             Some(at) => self.groups[at] = group,
             None => self.groups.push(group),
@@ -433,6 +436,9 @@ impl<G: Gpu> Pool<G> {
         // the GPU; free chunks moved to where they are needed; growth beyond, up to the limit.
         match self.extend(size, slot) {
             Ok(hole) => return Ok(hole),
+            Err(refusal @ Refusal::Unsupplied(_)) => {
+                return Err(self.shortage(size, self.slots.get(slot).group, refusal));
+            }
             Err(Refusal::Failed(_)) => self.counters.driver_errors += 1,
             Err(_) => {}
         }

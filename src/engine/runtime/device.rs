@@ -4,16 +4,16 @@ mod checkpoint;
 mod direct;
 mod later;
 mod sharing;
+mod supplied;
 
 pub use checkpoint::NotRestored;
 pub use direct::Usage;
 pub use sharing::Shared;
+pub use supplied::Supplier;
 
 use later::Later;
 
-use super::gpu::{
-    DriverGpu, OtherAllocator, Properties, foreign_context, is_capturing, stream_key, synchronize,
-};
+use super::gpu::{DriverGpu, Properties, foreign_context, is_capturing, stream_key, synchronize};
 use super::history::{self, Action, Context, History};
 use super::ledger::{Call, CallFigures, Ledger};
 use super::lock::{Apart, Guard, Lock};
@@ -69,6 +69,8 @@ struct Private {
     users: usize,
     /// Others may have its memory rather than run out.
     lent: bool,
+    /// Who supplies its memory, if that is not the driver.
+    supplier: Option<Arc<dyn Supplier>>,
 }
 
 struct State {
@@ -76,6 +78,8 @@ struct State {
     round_up: RoundUp,
     habits: Habits,
     private: Vec<Private>,
+    /// Who supplied which segment, by address.
+    suppliers: HashMap<u64, Arc<dyn Supplier>>,
     routes: Vec<Routed>,
     /// Blocks that wait for no one stream.
     later: Later,
@@ -98,15 +102,14 @@ impl State {
         self.private.iter().find(|private| private.id == pool)
     }
 
-    /// One more user of a private pool, which takes its memory from another allocator where one is named
-    /// and the pool is new. False where it cannot be made.
-    fn retain(&mut self, pool: PoolId, from: Option<OtherAllocator>) -> bool {
+    /// One more user of a private pool, whose memory is supplied where a supplier is named and the pool is
+    /// new. False where it cannot be made.
+    fn retain(&mut self, pool: PoolId, supplier: Option<Arc<dyn Supplier>>) -> bool {
         if let Some(private) = self.private.iter_mut().find(|private| private.id == pool) {
             private.users += 1;
             return true;
         }
-        let source = from.map(|from| self.pool.gpu_mut().add_source(from));
-        let Some(group) = self.pool.open_group(source) else {
+        let Some(group) = self.pool.open_group(supplier.is_some()) else {
             message::say("too many private pools: this one shares everybody's memory");
             return false;
         };
@@ -115,6 +118,7 @@ impl State {
             group,
             users: 1,
             lent: false,
+            supplier,
         });
         true
     }
@@ -160,6 +164,8 @@ pub struct OutOfMemory {
     pub memory: Option<(u64, u64)>,
     /// The driver's name for an error that is not about memory.
     pub error: Option<String>,
+    /// The private pool that it was to come from; (0, 0) for everybody's memory.
+    pub pool: PoolId,
 }
 
 /// What a device's pool looks like at one moment.
@@ -227,6 +233,7 @@ impl Device {
             round_up: settings.round_up,
             habits: Habits::new(),
             private: Vec::new(),
+            suppliers: HashMap::new(),
             routes: Vec::new(),
             later: Later::new(properties.total),
             foreign: HashMap::new(),
@@ -384,7 +391,8 @@ impl Device {
         self.shelves.clear_others(place, &mut state.pool);
         let mut result = state.pool.allocate(rounded, requested, key, group);
         // Other groups may hold free memory to give back.
-        if result.is_err() && state.pool.trim_all(Some(key)) > 0 {
+        let unsupplied = matches!(&result, Err(it) if matches!(it.refusal, Refusal::Unsupplied(_)));
+        if !unsupplied && result.is_err() && state.pool.trim_all(Some(key)) > 0 {
             result = state.pool.allocate(rounded, requested, key, group);
         }
         if result.is_err() && group == SHARED {
@@ -395,7 +403,7 @@ impl Device {
             result = block.map_or(result, Ok);
         }
         result.map_err(|shortage| {
-            state.pool.tally_mut().ooms += 1;
+            state.pool.tally_mut().ooms += u64::from(!unsupplied);
             Box::new(OutOfMemory {
                 device: self.ordinal,
                 shortage: Shortage {
@@ -408,6 +416,7 @@ impl Device {
                     Refusal::Failed(status) => Some(self.functions.error_name(status)),
                     _ => None,
                 },
+                pool: state.pool_of(group),
             })
         })
     }
@@ -730,12 +739,6 @@ impl Device {
 
     // ---- private pools -------------------------------------------------------------------
 
-    /// Counts one more user of the private pool, which is made if there is none of that name, and then
-    /// takes its memory from another allocator if one is named.
-    pub fn retain_pool(&self, pool: PoolId, from: Option<OtherAllocator>) {
-        self.state.lock().retain(pool, from);
-    }
-
     /// Whether others may have a private pool's memory rather than run out.
     pub fn lend_pool(&self, pool: PoolId, lent: bool) {
         let mut state = self.state.lock();
@@ -745,8 +748,8 @@ impl Device {
         }
     }
 
-    /// From now on a block of the private pool takes a whole segment, where its memory comes from another
-    /// allocator or cannot be mapped.
+    /// From now on a block of the private pool takes a whole segment, where its memory is supplied or cannot
+    /// be mapped.
     pub fn keep_pool_whole(&self, pool: PoolId) {
         let mut state = self.state.lock();
         if let Some(group) = state.private(pool).map(|private| private.group) {
@@ -797,6 +800,9 @@ impl Device {
         if state.private[at].users == 0 {
             let private = state.private.swap_remove(at);
             state.pool.close_group(private.group);
+            // Its supplier may go with it, which is no code of ours.
+            drop(state);
+            drop(private);
         }
     }
 

@@ -3,7 +3,7 @@
 use super::capture;
 use super::ledger::{Call, Ledger};
 use super::sharing::Spans;
-use crate::core::{Event, Gpu, Handle, Refusal, Source, StreamKey};
+use crate::core::{Event, Gpu, Handle, Refusal, StreamKey};
 use crate::driver::Functions;
 use crate::driver::sys::*;
 use std::ptr;
@@ -81,16 +81,6 @@ pub struct DriverGpu {
     pub spans: Spans,
     /// The context is gone, and all its work with it: there is nothing to wait for.
     pub ended: bool,
-    /// Other allocators that memory may come from.
-    sources: Vec<OtherAllocator>,
-}
-
-/// An allocator of the program's own. Its functions are called under the device's lock.
-pub struct OtherAllocator {
-    /// Hands out so many bytes of the device's memory; null where it has none.
-    pub allocate: Box<dyn Fn(usize) -> usize + Send>,
-    /// Takes them back, by their address.
-    pub free: Box<dyn Fn(usize) + Send>,
 }
 
 impl Properties {
@@ -356,7 +346,6 @@ impl DriverGpu {
             with_extras: true,
             spans: Spans::default(),
             ended: false,
-            sources: Vec::new(),
         }
     }
 
@@ -406,30 +395,6 @@ impl DriverGpu {
             Leftover::Chunk { size, .. } | Leftover::Segment { size, .. } => self.ledger.give(size),
             Leftover::Mapping { .. } | Leftover::Addresses { .. } => {}
         }
-    }
-
-    /// Memory may come from this allocator, too, for as long as the process lives.
-    pub fn add_source(&mut self, allocator: OtherAllocator) -> Source {
-        self.sources.push(allocator);
-        self.sources.len() - 1
-    }
-
-    fn allocate_elsewhere(&mut self, size: u64, source: Source) -> Result<u64, Refusal> {
-        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        let exchange = self.functions.cuThreadExchangeStreamCaptureMode;
-        // SAFETY: `mode` outlives the calls; the second undoes the first. What is allocated in a capture
-        // is no part of the graph.
-        let address = unsafe {
-            exchange(&mut mode);
-            let address = (self.sources[source].allocate)(size as usize);
-            exchange(&mut mode);
-            address
-        };
-        if address == 0 {
-            return Err(Refusal::OutOfMemory);
-        }
-        self.ledger.take(size);
-        Ok(address as u64)
     }
 
     /// Tries once more what could not be given back.
@@ -539,12 +504,9 @@ impl Gpu for DriverGpu {
         }))
     }
 
-    fn allocate(&mut self, size: u64, source: Option<Source>) -> Result<u64, Refusal> {
+    fn allocate(&mut self, size: u64) -> Result<u64, Refusal> {
         if !self.ledger.allows(size) {
             return Err(Refusal::OverLimit);
-        }
-        if let Some(source) = source {
-            return self.allocate_elsewhere(size, source);
         }
         self.give_back_leftovers();
         let mut address = 0;
@@ -562,12 +524,8 @@ impl Gpu for DriverGpu {
         Ok(address)
     }
 
-    fn free(&mut self, address: u64, size: u64, source: Option<Source>) {
+    fn free(&mut self, address: u64, size: u64) {
         self.spans.forget(address);
-        if let Some(source) = source {
-            (self.sources[source].free)(address as usize);
-            return self.ledger.give(size);
-        }
         self.give_back(Leftover::Segment { address, size });
     }
 

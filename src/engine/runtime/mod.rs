@@ -24,9 +24,9 @@ mod together;
 pub use crate::core::Tuning;
 pub use crate::core::{Found, Refusal, Shortage, StreamKey};
 pub use device::{
-    Device, Figures, NotRestored, OutOfMemory, PoolId, Route, Shared, UnknownPointer, Usage,
+    Device, Figures, NotRestored, OutOfMemory, PoolId, Route, Shared, Supplier, UnknownPointer,
+    Usage,
 };
-pub use gpu::OtherAllocator;
 pub use ledger::{Call, CallFigures};
 pub use registry::{
     Allocator, allocator, allocator_in_use, change_settings, process_settings, record_history,

@@ -20,7 +20,7 @@ mod caller;
 mod capture;
 mod context;
 mod dlsym;
-mod inside;
+pub(super) mod inside;
 mod list;
 mod memory;
 mod ordered;

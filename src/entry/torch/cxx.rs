@@ -7,6 +7,7 @@ use concertina_engine::runtime::sharing::Opened;
 use std::ffi::c_void;
 use std::mem::transmute;
 use std::sync::atomic::AtomicI32;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::{ptr, slice};
 
@@ -66,7 +67,41 @@ pub struct SharedPointer {
     counts: *mut Counts,
 }
 
+impl Clone for SharedPointer {
+    fn clone(&self) -> Self {
+        if !self.counts.is_null() {
+            // SAFETY: they live as long as anybody points by them, and this one does.
+            unsafe { (*self.counts).users.fetch_add(1, Relaxed) };
+        }
+        SharedPointer { ..*self }
+    }
+}
+
+impl Drop for SharedPointer {
+    fn drop(&mut self) {
+        if self.counts.is_null() {
+            return;
+        }
+        // SAFETY: as above, until the weak count, of which all users together have one, is down to 0. The
+        // functions are those of the class, from its first on.
+        unsafe {
+            let table = (*self.counts).functions;
+            if (*self.counts).users.fetch_sub(1, AcqRel) == 1 {
+                ((*table).dispose)(self.counts);
+                if (*self.counts).weak.fetch_sub(1, AcqRel) == 1 {
+                    ((*table).destroy)(self.counts);
+                }
+            }
+        }
+    }
+}
+
 impl SharedPointer {
+    /// What it points at.
+    pub fn address(&self) -> *mut c_void {
+        self.address
+    }
+
     /// Points at nothing.
     pub const NULL: SharedPointer = SharedPointer {
         address: ptr::null_mut(),
@@ -77,7 +112,7 @@ impl SharedPointer {
     pub fn to(opened: Arc<Opened>) -> SharedPointer {
         let address = opened.address() as *mut c_void;
         let counts = Box::new(Counts {
-            functions: &TABLE.in_place_destructor,
+            functions: &raw const TABLE.functions,
             users: AtomicI32::new(1),
             weak: AtomicI32::new(1),
             opened: Some(opened),
@@ -89,23 +124,29 @@ impl SharedPointer {
     }
 }
 
-/// What a `std::shared_ptr` counts its copies in: `std::_Sp_counted_base`, and behind it what is held.
+/// What a `std::shared_ptr` counts its copies in: `std::_Sp_counted_base`, and behind it what is held where
+/// it is one of ours.
 #[repr(C)]
 struct Counts {
-    functions: *const Function,
+    functions: *const Functions,
     /// C++ counts both.
     users: AtomicI32,
     weak: AtomicI32,
     opened: Option<Arc<Opened>>,
 }
 
-type Function = unsafe extern "C" fn(*mut Counts);
+type Function = unsafe extern "C-unwind" fn(*mut Counts);
 
-/// The virtual functions of `std::_Sp_counted_base`, in their order.
 #[repr(C)]
 struct Table {
     /// The object's offset, and its type, which nobody asks for.
     before: [usize; 2],
+    functions: Functions,
+}
+
+/// The virtual functions of `std::_Sp_counted_base`, in their order.
+#[repr(C)]
+struct Functions {
     in_place_destructor: Function,
     deleting_destructor: Function,
     dispose: Function,
@@ -115,21 +156,23 @@ struct Table {
 
 static TABLE: Table = Table {
     before: [0; 2],
-    in_place_destructor: dispose,
-    deleting_destructor: destroy,
-    dispose,
-    destroy,
-    get_deleter,
+    functions: Functions {
+        in_place_destructor: dispose,
+        deleting_destructor: destroy,
+        dispose,
+        destroy,
+        get_deleter,
+    },
 };
 
 /// The last user is gone.
-unsafe extern "C" fn dispose(counts: *mut Counts) {
+unsafe extern "C-unwind" fn dispose(counts: *mut Counts) {
     // SAFETY: C++ calls this once, with what `SharedPointer::to` made; nobody else has it then.
     guard((), || unsafe { (*counts).opened = None });
 }
 
 /// Nobody knows of the counts any more.
-unsafe extern "C" fn destroy(counts: *mut Counts) {
+unsafe extern "C-unwind" fn destroy(counts: *mut Counts) {
     // SAFETY: as above, and nobody uses them from here on.
     guard((), || drop(unsafe { Box::from_raw(counts) }));
 }

@@ -10,6 +10,7 @@ mod history;
 mod memory;
 mod profiler;
 mod sharing;
+mod supplier;
 mod symbols;
 mod table;
 
@@ -97,8 +98,12 @@ unsafe extern "C-unwind" fn allocate(
     stream: *mut CUstream_st,
 ) -> *mut c_void {
     let mut found = guard(Err(None), || obtain(size, device, stream));
+    if found.is_err() {
+        found = supply(found, size, device, stream);
+    }
     if found.is_err() && sharing::collect() {
         found = guard(Err(None), || obtain(size, device, stream));
+        found = supply(found, size, device, stream);
     }
     match found {
         Ok(pointer) => {
@@ -110,6 +115,26 @@ unsafe extern "C-unwind" fn allocate(
         // SAFETY: PyTorch, which called, lets exceptions through.
         Err(shortage) => unsafe { refuse(shortage, size, stream) },
     }
+}
+
+/// As [`obtain`], once it has answered: memory that was missing in a private pool with an allocator of its
+/// own is asked of that, which may throw.
+#[cold]
+fn supply(
+    mut found: Result<*mut c_void, Option<Box<OutOfMemory>>>,
+    size: usize,
+    device: c_int,
+    stream: *mut CUstream_st,
+) -> Result<*mut c_void, Option<Box<OutOfMemory>>> {
+    // Another thread may be quicker to use it.
+    while let Err(Some(shortage)) = found {
+        let Some(here) = memory::used(device) else {
+            return Err(Some(shortage));
+        };
+        here.supply(shortage).map_err(Some)?;
+        found = guard(Err(None), || obtain(size, device, stream));
+    }
+    found
 }
 
 /// What PyTorch calls in place of [`concertina_free`].

@@ -10,18 +10,17 @@ use super::{
     CUstream_st, allocate, concertina_begin_allocate_to_pool, concertina_empty_cache,
     concertina_end_allocate_to_pool, concertina_free, concertina_malloc,
     concertina_memory_fraction, concertina_pool_id, concertina_record_stream,
-    concertina_release_pool, history, memory, release, sharing, usable,
+    concertina_release_pool, each_device, history, memory, release, sharing, supplier, usable,
 };
 use crate::entry::guard::guard;
 use concertina_engine::core::{Counters, Flow};
-use concertina_engine::runtime::OtherAllocator;
 use concertina_engine::runtime::stats::by_name;
 use std::array;
 use std::ffi::{CStr, c_double, c_int, c_void};
 use std::mem::transmute;
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
 
 /// Where in the table a function's place is.
 enum Place {
@@ -74,9 +73,37 @@ const SHARE_IPC_HANDLE: &CStr = member!("14shareIpcHandleEPv");
 const RAW_ALLOC: &CStr = member!("9raw_allocEm");
 const RAW_DELETE: &CStr = member!("10raw_deleteEPv");
 
-/// `at::cuda::MemPool`, made with an allocator of its own that others hold, too.
-const SHARED_POOL: &CStr =
-    c"_ZN2at4cuda7MemPoolC1ESt10shared_ptrIN3c104cuda20CUDACachingAllocator13CUDAAllocatorEEbbb";
+/// What there is to know of allocators' tables once one has been fitted.
+struct Tables {
+    /// Where the table of a `CUDAPluggableAllocator` begins: PyTorch's, and ours.
+    begin: [usize; 2],
+    /// The places of `raw_alloc` and `raw_delete`, in the tables of all allocators.
+    raw: Option<(usize, usize)>,
+}
+
+static TABLES: OnceLock<Tables> = OnceLock::new();
+
+/// How an allocator of PyTorch's allocates and frees; `None` where that is not known, or ends in
+/// [`allocate`].
+///
+/// # Safety
+/// `object` is a live `CUDAAllocator`.
+pub unsafe fn raw_functions(object: *mut c_void) -> Option<(*const (), *const ())> {
+    let tables = TABLES.get()?;
+    let (alloc, delete) = tables.raw?;
+    // SAFETY: an object begins with a pointer to its table, of which all classes of allocators share the
+    // first part; a `CUDAPluggableAllocator` has the function that it allocates by as its second word.
+    unsafe {
+        let words = &*object.cast::<[AtomicUsize; 2]>();
+        let table = words[0].load(Relaxed);
+        let ours = [allocate as *const (), concertina_malloc as *const ()];
+        if tables.begin.contains(&table) && ours.contains(&(words[1].load(Relaxed) as *const ())) {
+            return None;
+        }
+        let table = table as *const *const ();
+        Some((*table.add(alloc), *table.add(delete)))
+    }
+}
 
 const POOLS: Stretch = Stretch {
     from: &[RELEASE_POOL],
@@ -155,28 +182,15 @@ pub struct Object {
 impl Object {
     /// `None` where PyTorch's allocator is another, or is not found where it was looked for.
     pub fn current() -> Option<Object> {
-        // SAFETY: allocators that are PyTorch's present one live as long as the process.
-        unsafe { Object::known(Object::present()?) }
-    }
-
-    /// PyTorch's present allocator, of whatever class.
-    fn present() -> Option<*mut AtomicUsize> {
-        let current = Library::loaded(c"libc10_cuda.so")?.symbol(CURRENT)?;
-        // SAFETY: the symbol is a pointer that PyTorch reads and writes atomically.
-        Some(unsafe { (*current.cast::<AtomicPtr<AtomicUsize>>()).load(Relaxed) })
-    }
-
-    /// `None` where it is of another class, or has a table that is not PyTorch's.
-    ///
-    /// # Safety
-    /// `object` is null or an allocator of PyTorch's that is never freed.
-    unsafe fn known(object: *mut AtomicUsize) -> Option<Object> {
         let torch = Library::loaded(c"libtorch_cuda.so")?;
+        let current = Library::loaded(c"libc10_cuda.so")?.symbol(CURRENT)?;
         let (table, bytes) = torch.object(TABLE)?;
-        // SAFETY: the symbol is a constant of so many bytes, and libraries live as long as the process.
-        // An object begins with a pointer to its table's first function; one of this class is far
-        // larger than six words.
+        // SAFETY: the symbols are a pointer that PyTorch reads and writes atomically, and a constant
+        // of so many bytes. Allocators and libraries live as long as the process. An object begins
+        // with a pointer to its table's first function; one of this class is far larger than six
+        // words.
         unsafe {
+            let object = (*current.cast::<AtomicPtr<AtomicUsize>>()).load(Relaxed);
             let table =
                 std::slice::from_raw_parts(table.cast::<usize>(), bytes / size_of::<usize>());
             let plain = table.as_ptr_range().start.wrapping_add(BEFORE) as usize;
@@ -223,15 +237,17 @@ impl Object {
                 None => missing.push(slot.loss),
             }
         }
-        RAW.get_or_init(|| {
-            // Releases before 2.11 pass no shared pointer.
-            self.torch.symbol(SHARED_POOL)?;
-            let place = |name| Some(self.place_of(name)? - BEFORE);
-            Some([place(RAW_ALLOC)?, place(RAW_DELETE)?])
-        });
         // For as long as the process lives, as the object does.
         let table = Box::leak(table.into_boxed_slice());
-        self.words[0].store(table[BEFORE..].as_ptr() as usize, Relaxed);
+        let raw = self.place_of(RAW_ALLOC).zip(self.place_of(RAW_DELETE));
+        if raw.is_none() {
+            missing.push("allocators of a torch.cuda.MemPool's own");
+        }
+        let begin = [self.table, table].map(|it| it[BEFORE..].as_ptr() as usize);
+        self.words[0].store(begin[1], Relaxed);
+        let raw = raw.map(|(alloc, delete)| (alloc - BEFORE, delete - BEFORE));
+        // The first to be fitted is the one that stays PyTorch's.
+        let _ = TABLES.set(Tables { begin, raw });
         missing
     }
 
@@ -269,12 +285,14 @@ impl Object {
 
 type This = *mut c_void;
 
-extern "C" fn empty_cache(_: This, pool: concertina_pool_id) {
+extern "C-unwind" fn empty_cache(_: This, pool: concertina_pool_id) {
     // What is free in a private pool may belong to a graph that will be replayed: it goes back when
     // the pool is released.
     if (pool.graph, pool.user) == (0, 0) {
         concertina_empty_cache();
     }
+    // No guard: an allocator of the program's may throw.
+    each_device(|device| device.return_supplied());
 }
 
 /// The largest block that cuDNN may try to work with.
@@ -471,70 +489,19 @@ unsafe extern "C-unwind" fn memcpy_async(
     }
 }
 
-/// `allocator` points to a `std::shared_ptr` of the one that the pool's memory is to come from; empty for
-/// the present one.
+/// A pool with an allocator of its own has its memory from there.
 unsafe extern "C" fn create_or_incref_pool(
     _: This,
     device: i8,
     pool: concertina_pool_id,
-    allocator: *const CxxShared,
+    allocator: *const c_void,
 ) {
     guard((), || {
         if let Some(device) = usable(device.into()) {
-            // SAFETY: the caller's pointer, which lives until this returns.
-            let other = unsafe { other_allocator(allocator) };
-            device.retain_pool((pool.graph, pool.user), other);
+            // SAFETY: as PyTorch passed it.
+            device.retain_pool((pool.graph, pool.user), unsafe { supplier::of(allocator) });
         }
     });
-}
-
-/// `std::shared_ptr` of an object with a table of functions.
-#[repr(C)]
-struct CxxShared {
-    object: *mut AtomicUsize,
-    counts: *const CxxCounts,
-}
-
-/// `std::_Sp_counted_base`.
-#[repr(C)]
-struct CxxCounts {
-    table: usize,
-    users: AtomicI32,
-}
-
-/// Where in an allocator's table `raw_alloc` and `raw_delete` are, from its first function on.
-static RAW: OnceLock<Option<[usize; 2]>> = OnceLock::new();
-
-/// An allocator that is not this library. It is never let go of: what it handed out may outlive the pool.
-///
-/// # Safety
-/// `shared` is a `c10::cuda::CUDACachingAllocator::CUDAAllocator`'s pointer, or an older PyTorch's, which
-/// passes none: [`RAW`] is not set then.
-unsafe fn other_allocator(shared: *const CxxShared) -> Option<OtherAllocator> {
-    type Allocate = unsafe extern "C-unwind" fn(This, usize) -> usize;
-    type Free = unsafe extern "C-unwind" fn(This, usize);
-    let places = RAW.get().copied().flatten()?;
-    // SAFETY: as promised by the caller; an object begins with the address of its table, in which the
-    // functions stand where they do in every class of this base, and live as long as the process.
-    unsafe {
-        let CxxShared { object, counts } = &*shared;
-        let present = Object::present() == Some(*object);
-        if object.is_null() || present || Object::known(*object).is_some_and(|it| it.is_ours()) {
-            return None;
-        }
-        if let Some(counts) = counts.as_ref() {
-            counts.users.fetch_add(1, Relaxed);
-        }
-        let table = (**object).load(Relaxed) as *const usize;
-        let [allocate, free] = places.map(|at| *table.add(at));
-        let allocate = transmute::<usize, Allocate>(allocate);
-        let free = transmute::<usize, Free>(free);
-        let this = *object as usize;
-        Some(OtherAllocator {
-            allocate: Box::new(move |bytes| allocate(this as This, bytes)),
-            free: Box::new(move |address| free(this as This, address)),
-        })
-    }
 }
 
 extern "C" fn set_use_on_oom(_: This, device: i8, pool: concertina_pool_id, lent: bool) {

@@ -1,0 +1,105 @@
+//! Private pools whose memory somebody else supplies: PyTorch's `MemPool` with an allocator of its own, such as
+//! NCCL's, which makes memory that network and switch reach by themselves.
+//!
+//! Suppliers are code of the program's. They are called with no lock held: they may allocate themselves, wait
+//! for Python's interpreter, or throw a C++ exception, which goes through here to whoever called.
+
+use super::{Device, OutOfMemory, PoolId};
+use crate::core::{BLOCK, Refusal};
+use crate::runtime::message;
+use std::sync::Arc;
+
+/// Whoever supplies a private pool's memory.
+pub trait Supplier: Send + Sync {
+    /// The address of so many bytes; `None` where there are none.
+    fn supply(&self, bytes: u64) -> Option<u64>;
+    /// Takes back what it supplied at this address. No work uses it any more.
+    fn take_back(&self, address: u64);
+}
+
+impl Device {
+    /// Counts one more user of the private pool, which is made if there is none of that name: of what the
+    /// supplier supplies, if there is one.
+    pub fn retain_pool(&self, pool: PoolId, supplier: Option<Arc<dyn Supplier>>) {
+        self.state.lock().retain(pool, supplier);
+    }
+
+    /// Has the private pool supplied with what a request missed; then it is to be made again. Where nothing
+    /// is missing that is supplied, or there is no more, the answer is what to tell the program.
+    pub fn supply(&self, mut shortage: Box<OutOfMemory>) -> Result<(), Box<OutOfMemory>> {
+        let Refusal::Unsupplied(bytes) = shortage.shortage.refusal else {
+            return Err(shortage);
+        };
+        shortage.shortage.refusal = Refusal::OutOfMemory;
+        let state = self.state.lock();
+        let supplier = state
+            .private(shortage.pool)
+            .and_then(|it| it.supplier.clone());
+        drop(state);
+        for last in [false, true] {
+            match &supplier {
+                _ if !self.ledger.allows(bytes) => shortage.shortage.refusal = Refusal::OverLimit,
+                Some(supplier) => match supplier.supply(bytes) {
+                    Some(address)
+                        if self.keep_supplied(address, bytes, shortage.pool, supplier) =>
+                    {
+                        return Ok(());
+                    }
+                    Some(address) => {
+                        supplier.take_back(address);
+                        break;
+                    }
+                    None => {}
+                },
+                None => break,
+            }
+            if !last {
+                self.empty_cache();
+                self.return_supplied();
+            }
+        }
+        self.state.lock().pool.tally_mut().ooms += 1;
+        Err(shortage)
+    }
+
+    /// False where the memory cannot be used.
+    fn keep_supplied(
+        &self,
+        address: u64,
+        bytes: u64,
+        pool: PoolId,
+        supplier: &Arc<dyn Supplier>,
+    ) -> bool {
+        if !address.is_multiple_of(BLOCK) {
+            message::say(&format!(
+                "a private pool's allocator gave the address {address:#x}, which is no multiple of {BLOCK}: \
+                 it goes back"
+            ));
+            return false;
+        }
+        let mut state = self.state.lock();
+        let Some(group) = state.private(pool).map(|private| private.group) else {
+            return false;
+        };
+        state.suppliers.insert(address, supplier.clone());
+        state.pool.supply(address, bytes, group);
+        self.ledger.take(bytes);
+        true
+    }
+
+    /// Gives suppliers back what is not needed any more.
+    pub fn return_supplied(&self) {
+        loop {
+            let mut state = self.state.lock();
+            let Some((address, bytes)) = state.pool.take_returned() else {
+                return;
+            };
+            self.ledger.give(bytes);
+            let supplier = state.suppliers.remove(&address);
+            drop(state);
+            if let Some(supplier) = supplier {
+                supplier.take_back(address);
+            }
+        }
+    }
+}
