@@ -3,13 +3,15 @@
 they say the same, and prints their times side by side.
 
     test-programs.py [options] [PROGRAM...]
-
     test-programs.py --soak SECONDS [--library FILE]
 
 The programs are those of tests/programs/real: loops in CUDA C, with the runtime linked in and as a
-library, cuBLAS, cuDNN, CuPy, Numba, JAX, Triton and PyTorch. PROGRAMs choose some by the beginning of
-their names; `--list` names all. One whose compiler, library or Python module is not here is named with
-what is missing, and counts as not run.
+library, work that fails, cuBLAS, cuDNN, CuPy, Numba, JAX, Triton and PyTorch. PROGRAMs choose some by
+the beginning of their names; `--list` names all. One whose compiler, library or Python module is not
+here is named with what is missing, and counts as not run.
+
+With --soak, a load that changes from round to round and storms that take all memory run for so long
+each, bare (a quarter of it), strict and relaxed: nothing that the process keeps may grow.
 
 A program prints what it computed, which has to be the same in every run (numbers after a ~ to four
 digits), and how long its loop took, the median of five. `whole` is the time from its start to its end.
@@ -50,6 +52,9 @@ PROGRAMS = [
     ("kept", ["temporaries.cu", "static", "kept"], {}),
     ("threads-malloc", ["threads.cu", "static", "malloc"], {}),
     ("threads-async", ["threads.cu", "static", "async"], {}),
+    ("fault-asked", ["fault.cu", "static", "asked"], {}),
+    ("fault-unasked", ["fault.cu", "static", "unasked"], {}),
+    ("fault-freed", ["fault.cu", "shared", "freed"], {}),
     ("cublas", ["blas.cu", "shared", "libcublas.so"], {}),
     ("cudnn", ["dnn.cu", "shared", "libcudnn.so"], {}),
     ("cupy-pool", ["cupy_arrays.py", "pool"], {}),
