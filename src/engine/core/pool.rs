@@ -460,7 +460,8 @@ impl<G: Gpu> Pool<G> {
             .map_err(|refusal| self.shortage(size, group, refusal))
     }
 
-    fn shortage(&self, asked: u64, group: GroupId, refusal: Refusal) -> Shortage {
+    /// What the pool looks like to a request that cannot be met.
+    pub fn shortage(&self, asked: u64, group: GroupId, refusal: Refusal) -> Shortage {
         let (live, reserved) = self.counters.in_use_and_held();
         let others = self.groups.iter().enumerate();
         let others = others.filter(|(at, _)| *at != group as usize);

@@ -5,6 +5,7 @@ mod direct;
 mod later;
 mod sharing;
 mod supplied;
+mod uncached;
 
 pub use checkpoint::NotRestored;
 pub use direct::Usage;
@@ -61,6 +62,8 @@ enum From {
     Group(GroupId),
     /// It is met: this is its block.
     Restored(u64),
+    /// From no pool.
+    Driver,
 }
 
 struct Private {
@@ -76,6 +79,9 @@ struct Private {
 struct State {
     pool: Pool<DriverGpu>,
     round_up: RoundUp,
+    /// Blocks come from the driver one by one; and those that did, with their sizes.
+    uncached: bool,
+    blocks: HashMap<u64, u64>,
     habits: Habits,
     private: Vec<Private>,
     /// Who supplied which segment, by address.
@@ -231,6 +237,8 @@ impl Device {
         let mut state = State {
             pool: Pool::new(gpu, policy),
             round_up: settings.round_up,
+            uncached: false,
+            blocks: HashMap::new(),
             habits: Habits::new(),
             private: Vec::new(),
             suppliers: HashMap::new(),
@@ -343,11 +351,12 @@ impl Device {
     ) -> Result<u64, Box<OutOfMemory>> {
         let (requested, rounded) = (size as u64, state.round_up.round_up(size) as u64);
         let place = Place::of(key.handle);
-        let group = match state.routes.is_empty() {
+        let group = match state.routes.is_empty() && !state.uncached {
             true => SHARED,
             false => match self.routed(&mut state, key.handle) {
                 From::Group(group) => group,
                 From::Restored(address) => return Ok(address),
+                From::Driver => return self.allocate_uncached(&mut state, size),
             },
         };
         if let Some(shelf) = &mut shelf {
@@ -402,22 +411,28 @@ impl Device {
             let block = lent.find_map(|it| pool.allocate_free(rounded, requested, key, it.group));
             result = block.map_or(result, Ok);
         }
-        result.map_err(|shortage| {
-            state.pool.tally_mut().ooms += u64::from(!unsupplied);
-            Box::new(OutOfMemory {
-                device: self.ordinal,
-                shortage: Shortage {
-                    asked: requested,
-                    ..shortage
-                },
-                limit: self.limit(),
-                memory: state.pool.gpu().memory_info(),
-                error: match shortage.refusal {
-                    Refusal::Failed(status) => Some(self.functions.error_name(status)),
-                    _ => None,
-                },
-                pool: state.pool_of(group),
-            })
+        result.map_err(|shortage| self.out_of_memory(state, requested, shortage, group))
+    }
+
+    fn out_of_memory(
+        &self,
+        state: &mut State,
+        asked: u64,
+        shortage: Shortage,
+        group: GroupId,
+    ) -> Box<OutOfMemory> {
+        let unsupplied = matches!(shortage.refusal, Refusal::Unsupplied(_));
+        state.pool.tally_mut().ooms += u64::from(!unsupplied);
+        Box::new(OutOfMemory {
+            device: self.ordinal,
+            shortage: Shortage { asked, ..shortage },
+            limit: self.limit(),
+            memory: state.pool.gpu().memory_info(),
+            error: match shortage.refusal {
+                Refusal::Failed(status) => Some(self.functions.error_name(status)),
+                _ => None,
+            },
+            pool: state.pool_of(group),
         })
     }
 
@@ -466,7 +481,10 @@ impl Device {
         address: u64,
     ) -> Result<(), UnknownPointer> {
         let state = &mut *state;
-        let mut live = state.pool.look_up(address).ok_or(UnknownPointer)?;
+        let Some(mut live) = state.pool.look_up(address) else {
+            let known = Device::free_uncached(state, address);
+            return known.then_some(()).ok_or(UnknownPointer);
+        };
         let place = Place::of(live.stream.handle);
         let shelf = match held {
             Some((at, shelf)) if at == place => Some(shelf),
@@ -809,6 +827,9 @@ impl Device {
     /// Where an allocation on the stream comes from while there are routes.
     #[cold]
     fn routed(&self, state: &mut State, stream: u64) -> From {
+        if state.uncached {
+            return From::Driver;
+        }
         // A filter asks the same of the stream, and would throw a C++ exception where the driver
         // will not say.
         let capturing = is_capturing(&self.functions, self.properties.context, stream);
@@ -837,7 +858,8 @@ impl Device {
     /// Shelves know nothing of routes, and are passed by while there are any. In a capture nothing
     /// may wait or ask; what was put off then is done after it.
     fn note_routes(&self, state: &mut State) {
-        self.routed.store(!state.routes.is_empty(), Relaxed);
+        let routed = state.uncached || !state.routes.is_empty();
+        self.routed.store(routed, Relaxed);
         let capturing = state.routes.iter().any(|it| it.capture != Some(false));
         state.pool.gpu_mut().capturing = capturing;
         state.pool.trim_closing();

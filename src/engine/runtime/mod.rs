@@ -30,5 +30,5 @@ pub use device::{
 pub use ledger::{Call, CallFigures};
 pub use registry::{
     Allocator, allocator, allocator_in_use, change_settings, process_settings, record_history,
-    use_own_settings,
+    set_uncached, use_own_settings,
 };

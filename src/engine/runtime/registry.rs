@@ -98,6 +98,9 @@ impl Allocator {
         if let Some(round_up) = *ROUND_UP.lock() {
             device.set_round_up(round_up);
         }
+        if UNCACHED.load(Relaxed) {
+            device.set_uncached(true);
+        }
         Ok(device)
     }
 
@@ -169,6 +172,18 @@ pub fn process_settings() -> &'static Settings {
 
 /// How sizes are rounded up since the running program has set it.
 static ROUND_UP: Mutex<Option<RoundUp>> = Mutex::new(None);
+
+static UNCACHED: AtomicBool = AtomicBool::new(false);
+
+/// Whether each block is the driver's own from now on, on every device: PyTorch's
+/// `caching_allocator_enable`.
+pub fn set_uncached(uncached: bool) {
+    UNCACHED.store(uncached, Relaxed);
+    let devices = allocator_in_use()
+        .into_iter()
+        .flat_map(|it| it.open_devices());
+    devices.for_each(|device| device.set_uncached(uncached));
+}
 
 /// The running program has set PyTorch's settings anew, as `text` says. How sizes are rounded up follows
 /// it, but for what `CONCERTINA_CONF` says; what does not is named, once.
