@@ -107,7 +107,8 @@ impl Later {
     /// A block of this size that nothing uses any more.
     pub fn take(&mut self, requested: u64, pool: &mut Pool<DriverGpu>) -> Option<u64> {
         let mut found = self.pop(requested);
-        if found.is_none() && self.advance(pool) {
+        // No more batches than are needed, so that what is kept for its size stays little.
+        while found.is_none() && self.advance(pool) {
             found = self.pop(requested);
         }
         let block = found?;
@@ -124,27 +125,27 @@ impl Later {
         self.ready.get_mut(&requested)?.pop()
     }
 
-    /// Batches whose events have passed are ready. True if there was one.
+    /// The next batch is ready, if its event has passed. True if it was.
     fn advance(&mut self, pool: &mut Pool<DriverGpu>) -> bool {
-        let mut advanced = false;
-        while let Some((event, _)) = self.waiting.front()
-            && pool.gpu_mut().passed(*event)
-            && let Some((event, batch)) = self.waiting.pop_front()
-        {
-            pool.gpu_mut().forget(event);
-            if self.ready_bytes + batch.bytes > self.limit {
-                self.give_back_ready(pool);
-            }
-            self.ready_bytes += batch.bytes;
-            for block in batch.blocks {
-                self.ready
-                    .entry(block.live.requested)
-                    .or_default()
-                    .push(block);
-            }
-            advanced = true;
+        let passed = |(event, _): &(Event, Batch)| pool.gpu_mut().passed(*event);
+        if !self.waiting.front().is_some_and(passed) {
+            return false;
         }
-        advanced
+        let Some((event, batch)) = self.waiting.pop_front() else {
+            return false;
+        };
+        pool.gpu_mut().forget(event);
+        if self.ready_bytes + batch.bytes > self.limit {
+            self.give_back_ready(pool);
+        }
+        self.ready_bytes += batch.bytes;
+        for block in batch.blocks {
+            self.ready
+                .entry(block.live.requested)
+                .or_default()
+                .push(block);
+        }
+        true
     }
 
     fn give_back_ready(&mut self, pool: &mut Pool<DriverGpu>) {
