@@ -318,7 +318,10 @@ def main():
         if options.soak < 4:
             parser.error("--soak: 4 seconds or more are wanted")
         with tempfile.TemporaryDirectory() as directory:
-            return 0 if soak(options, pathlib.Path(directory)) else 1
+            try:
+                return 0 if soak(options, pathlib.Path(directory)) else 1
+            except Missing as why:
+                sys.exit(f"test-programs.py: the soak cannot run: {why}")
 
     print(HEAD, flush=True)
     times, failed, missing = {}, {}, {}
