@@ -15,7 +15,7 @@ def calls(name):
 
 
 if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
-    torch.cuda.init()
+    torch.empty(1, device="cuda")
 else:
     before = pattern(3 * MIB).cuda()
     torch.cuda.caching_allocator_enable(False)
