@@ -55,6 +55,7 @@ snapshot = native(
     "snapshot", None, ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_bool, TAKE
 )
 set_metadata = native("set_metadata", None, ctypes.c_char_p, ctypes.c_size_t)
+profiling = native("profiling", None, ctypes.c_bool)
 set_observer = native("set_observer", None, OBSERVE)
 POOL = ctypes.c_int, ctypes.c_ulonglong, ctypes.c_ulonglong
 pool_blocks = native("pool_blocks", None, *POOL, TAKE)
@@ -133,8 +134,41 @@ def hook(allocator):
             set_hook(functions[name])
 
 
+def watch_profilers(core):
+    """Has the library ask PyTorch whether memory is profiled only after a profiler was started: it is a
+    question for each block. Where profilers may be started unseen, it goes on asking."""
+    modules = getattr(core, "_autograd", None), *(
+        sys.modules.get(name) for name in ("torch.autograd", "torch.autograd.profiler")
+    )
+    names = "_enable_profiler", "_enable_profiler_legacy"
+    known = getattr(modules[0], names[0], None)
+    if known is None or any(getattr(it, names[0], None) is not known for it in modules):
+        return
+    is_profiled = getattr(modules[0], "_profiler_enabled", lambda: True)
+    if is_profiled() or "KINETO_USE_DAEMON" in os.environ:
+        return
+
+    def announcing(start):
+        @functools.wraps(start)
+        def announce(*arguments):
+            profiling(True)
+            return start(*arguments)
+
+        return announce
+
+    for name in names:
+        start = getattr(modules[0], name, None)
+        announce = start and announcing(start)
+        for module in *modules, sys.modules.get("torch.autograd.profiler_legacy"):
+            if start is not None and getattr(module, name, None) is start:
+                setattr(module, name, announce)
+    profiling(False)
+
+
 def replace_functions(core):
     """Puts ours in place of the functions that raise under any pluggable allocator."""
+
+    watch_profilers(core)
 
     def device_number(device):
         if not isinstance(device, int) or not 0 <= device < core._cuda_getDeviceCount():

@@ -75,6 +75,7 @@ functions! {
     c"snapshot": history::snapshot;
     c"set_metadata": history::set_metadata;
     c"set_observer": set_observer;
+    c"profiling": profiler::profiling;
     c"pool_blocks": checkpoint::pool_blocks;
     c"restore": checkpoint::restore;
     c"swap_owner": checkpoint::swap_owner;

@@ -5,6 +5,7 @@ use concertina_engine::runtime::Device;
 use std::ffi::c_void;
 use std::mem::transmute;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// `c10::Device`, passed in a register.
 #[repr(C)]
@@ -26,6 +27,15 @@ struct Profiler {
 }
 
 static PROFILER: OnceLock<Profiler> = OnceLock::new();
+
+/// Whether any profiler may be at work, on any thread.
+static ANY: AtomicBool = AtomicBool::new(true);
+
+/// Called by `attach.py`, which sees profilers start: whether any may be at work. To ask PyTorch costs as
+/// much as to allocate.
+pub extern "C" fn profiling(any: bool) {
+    ANY.store(any, Relaxed);
+}
 
 /// Looks PyTorch's functions up. False where they are not all there.
 pub fn find() -> bool {
@@ -53,6 +63,9 @@ pub fn find() -> bool {
 /// The profiler, while this thread's work is profiled with its memory.
 #[inline]
 fn listening() -> Option<&'static Profiler> {
+    if !ANY.load(Relaxed) {
+        return None;
+    }
     // SAFETY: takes nothing, and reads this thread's state.
     PROFILER.get().filter(|it| unsafe { (it.enabled)() })
 }

@@ -19,3 +19,8 @@ assert [it["Bytes"] for it in memory] == [3 * MIB, 5 * MIB + 512, -(5 * MIB + 51
 before = memory[0]["Total Allocated"] - 3 * MIB
 assert [it["Total Allocated"] - before for it in memory] == [3 * MIB, 8 * MIB + 512, 3 * MIB]
 assert memory[-1]["Total Reserved"] == torch.cuda.memory_reserved()
+
+# The older one, too, and whoever starts it.
+with torch.autograd.profiler_legacy.profile(profile_memory=True) as profiler:
+    more = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+assert sum(it.device_memory_usage for it in profiler.function_events) == 3 * MIB
