@@ -519,11 +519,18 @@ impl Device {
 
     /// Waits for the other devices whose streams use a block that is freed: this device's events say
     /// nothing of theirs.
+    #[inline(always)]
     fn wait_for_others(&self, state: &mut State, address: u64) {
         if !state.foreign.is_empty() {
-            for context in state.foreign.remove(&address).into_iter().flatten() {
-                synchronize(&self.functions, context);
-            }
+            self.wait_for_foreign(state, address);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait_for_foreign(&self, state: &mut State, address: u64) {
+        for context in state.foreign.remove(&address).into_iter().flatten() {
+            synchronize(&self.functions, context);
         }
     }
 
