@@ -343,7 +343,7 @@ cases! {
     threads: "threads" [], [], Some(1600), ["pool"];
     calls_of_every_kind: "counted" [], [], Some(1625), ["pool"];
     threads_and_streams: "mixed" [], [HELD], None, ["wait"];
-    memory_in_another_process: "shared" [], [], Some(5), ["ipc", "ipc offset", "ipc count", "ipc freed"];
+    memory_in_another_process: "shared" ["freed"], [], Some(5), ["ipc", "ipc offset", "ipc count", "ipc freed"];
     segments_in_another_process: "shared" [], [("CONCERTINA_CONF", "expandable_segments:False")], Some(5), ["ipc", "ipc offset"];
     a_process_that_returns: "processes" ["return"], [], Some(2), ["pool"];
     a_process_that_exits: "processes" ["exit"], [], Some(2), ["pool"];
