@@ -29,6 +29,6 @@ pub use device::{
 };
 pub use ledger::{Call, CallFigures};
 pub use registry::{
-    Allocator, allocator, allocator_in_use, change_settings, process_settings, record_history,
-    set_uncached, use_own_settings,
+    Allocator, allocator, allocator_in_use, change_settings, is_uncached, process_settings,
+    record_history, set_uncached, use_own_settings,
 };

@@ -175,6 +175,11 @@ static ROUND_UP: Mutex<Option<RoundUp>> = Mutex::new(None);
 
 static UNCACHED: AtomicBool = AtomicBool::new(false);
 
+/// Whether each block is the driver's own.
+pub fn is_uncached() -> bool {
+    UNCACHED.load(Relaxed)
+}
+
 /// Whether each block is the driver's own from now on, on every device: PyTorch's
 /// `caching_allocator_enable`.
 pub fn set_uncached(uncached: bool) {

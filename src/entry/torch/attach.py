@@ -44,7 +44,6 @@ reset_peaks = native("reset_peaks", None, ctypes.c_int)
 reset_accumulated = native("reset_accumulated", None, ctypes.c_int)
 fraction = native("fraction", ctypes.c_double, ctypes.c_int)
 change_settings = native("change_settings", None, ctypes.c_char_p, ctypes.c_size_t)
-set_uncached = native("set_uncached", None, ctypes.c_bool)
 record = native(
     "record", None, ctypes.c_int, ctypes.c_ulonglong, ctypes.c_int, ctypes.c_bool, ctypes.c_size_t
 )
@@ -294,8 +293,6 @@ def replace_functions(core):
             observer(device, asked, most, free)
 
     set_observer(for_good(OBSERVE(observe)))
-    if "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ:
-        set_uncached(True)
 
     def blocks_in_use(device, pool):
         blocks = read(pool_blocks, device_number(device), *pool)
@@ -359,7 +356,6 @@ def replace_functions(core):
         "_cuda_record_memory_history_legacy": record_history_legacy,
         "_cuda_isHistoryEnabled": lambda: is_recorded(),
         "_cuda_memorySnapshot": memory_snapshot,
-        "_cuda_cudaCachingAllocator_enable": lambda value: set_uncached(not value),
         "_cuda_setMemoryMetadata": set_memory_metadata,
         "_cuda_getMemoryMetadata": lambda: metadata[0],
         "_cuda_attach_out_of_memory_observer": attach_observer,

@@ -67,7 +67,6 @@ functions! {
     c"reset_accumulated": memory::reset_accumulated;
     c"fraction": memory::fraction;
     c"change_settings": memory::change_settings;
-    c"set_uncached": memory::set_uncached;
     c"record": history::record;
     c"actions": history::actions;
     c"is_recorded": history::is_recorded;

@@ -83,8 +83,3 @@ pub unsafe extern "C" fn change_settings(text: *const u8, size: usize) {
         concertina_engine::runtime::change_settings(&String::from_utf8_lossy(text));
     });
 }
-
-/// Whether each block is the driver's own from now on.
-pub extern "C" fn set_uncached(uncached: bool) {
-    guard((), || concertina_engine::runtime::set_uncached(uncached));
-}

@@ -14,7 +14,9 @@ use super::{
 };
 use crate::entry::guard::guard;
 use concertina_engine::core::{Counters, Flow};
+use concertina_engine::runtime::settings::variable_text;
 use concertina_engine::runtime::stats::by_name;
+use concertina_engine::runtime::{is_uncached, set_uncached};
 use std::array;
 use std::ffi::{CStr, c_double, c_int, c_void};
 use std::mem::transmute;
@@ -111,6 +113,16 @@ const POOLS: Stretch = Stretch {
     apart: &[6],
 };
 
+/// `enable` and `isEnabled`, behind one function or another, by release.
+const SWITCH: Stretch = Stretch {
+    from: &[
+        member!("25getExpandableSegmentSizesEa"),
+        member!("17setMemoryFractionEda"),
+    ],
+    to: member!("9cacheInfoEaPm"),
+    apart: &[3],
+};
+
 /// `recordHistory` and what follows it; 2.9 has no metadata there.
 const HISTORY: Stretch = Stretch {
     from: &[
@@ -158,6 +170,8 @@ slots! {
     Between(&HISTORY, 1), history::record_annotation, "record_function in memory snapshots";
     Between(&HISTORY, 2), history::push_compile_context, "record_function in memory snapshots";
     Between(&HISTORY, 3), history::pop_compile_context, "record_function in memory snapshots";
+    Between(&SWITCH, 1), enable, "torch.cuda.caching_allocator_enable";
+    Between(&SWITCH, 2), is_enabled, "torch.cuda.caching_allocator_enable";
     Returns(member!("14getDeviceStatsEa")), get_device_stats, "statistics for C++";
     Returns(SHARE_IPC_HANDLE), sharing::share_ipc_handle, "torch.multiprocessing";
     Returns(member!("12getIpcDevPtrENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE")),
@@ -248,6 +262,7 @@ impl Object {
         let raw = raw.map(|(alloc, delete)| (alloc - BEFORE, delete - BEFORE));
         // The first to be fitted is the one that stays PyTorch's.
         let _ = TABLES.set(Tables { begin, raw });
+        enable(ptr::null_mut(), true);
         missing
     }
 
@@ -293,6 +308,18 @@ extern "C-unwind" fn empty_cache(_: This, pool: concertina_pool_id) {
     }
     // No guard: an allocator of the program's may throw.
     each_device(|device| device.return_supplied());
+}
+
+/// PyTorch's variable turns caching off for good, whatever the program says.
+extern "C" fn enable(_: This, caching: bool) {
+    const NEVER: &str = "PYTORCH_NO_CUDA_MEMORY_CACHING";
+    guard((), || {
+        set_uncached(!caching || variable_text(NEVER).is_some())
+    });
+}
+
+extern "C" fn is_enabled(_: This) -> bool {
+    !is_uncached()
 }
 
 /// The largest block that cuDNN may try to work with.

@@ -1,11 +1,12 @@
 # torch.cuda.caching_allocator_enable(False), and the variable for it: each block is the driver's own,
 # as what looks for mistakes in accesses wants it, and none is counted; what is in use goes on.
+import ctypes
 import os
 import subprocess
 import sys
 
 import torch
-from case import MIB, pattern, raises, stats
+from case import GPU, MIB, pattern, raises, stats
 
 
 def calls(name):
@@ -27,11 +28,23 @@ assert calls("cuMemAlloc") == taken + 3
 for block, host in zip(blocks, hosts):
     assert torch.equal(block.cpu(), host)
 assert torch.cuda.memory_allocated() == allocated
+# The driver knows how large each is, to the byte; the simulated one rounds up.
+driver = ctypes.CDLL("libcuda.so.1")
+for block, host in zip(blocks, hosts):
+    size = ctypes.c_size_t()
+    address = ctypes.c_uint64(block.data_ptr())
+    assert driver.cuMemGetAddressRange_v2(None, ctypes.byref(size), address) == 0
+    assert size.value == (host.nbytes if GPU else -(-host.nbytes // 512) * 512), size.value
+blocks[0].record_stream(torch.cuda.Stream())
 del block, blocks[1]
 assert calls("cuMemFree") == given + 1
 raises(torch.OutOfMemoryError, lambda: torch.empty(1 << 45, dtype=torch.uint8, device="cuda"))
 if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
     assert allocated == 0
+    # The variable is for the whole process.
+    torch.cuda.caching_allocator_enable(True)
+    more = hosts[2].cuda()
+    assert torch.cuda.memory_allocated() == 0 and calls("cuMemAlloc") == taken + 4
     sys.exit()
 
 # Some of each kind, freed after the change.

@@ -1,9 +1,9 @@
 //! Memory without a pool: each block is one of the driver's, taken when it is asked for and given back
 //! when it is freed, and nothing is counted. What finds mistakes in a program's accesses (CUDA's
-//! compute-sanitizer) sees each block's bounds then.
+//! compute-sanitizer) sees each block's bounds then: they are those of the request.
 
 use super::{Device, OutOfMemory, State};
-use crate::core::{BLOCK, Gpu, SHARED};
+use crate::core::{Gpu, SHARED};
 
 impl Device {
     /// Whether blocks come from the driver one by one from now on. Those in use are freed as they came.
@@ -19,7 +19,7 @@ impl Device {
         state: &mut State,
         size: usize,
     ) -> Result<u64, Box<OutOfMemory>> {
-        let bytes = (size.max(1) as u64).next_multiple_of(BLOCK);
+        let bytes = size.max(1) as u64;
         let State { pool, blocks, .. } = state;
         let mut taken = pool.gpu_mut().allocate(bytes);
         // The pool may hold free memory from before.
