@@ -324,7 +324,7 @@ def main():
                 sys.exit(f"test-programs.py: the soak cannot run: {why}")
 
     print(HEAD, flush=True)
-    times, failed, missing = {}, {}, {}
+    times, failed, missing = {}, [], []
     with tempfile.TemporaryDirectory() as directory:
         work = pathlib.Path(directory)
         for name, what, variables in PROGRAMS:
@@ -335,22 +335,24 @@ def main():
                     name, command(what, work), variables, options, work
                 )
             except Missing as why:
-                missing[name] = str(why)
+                missing.append(name)
+                print(f"not run: {name}: {why}", file=sys.stderr, flush=True)
                 continue
             print(row, flush=True)
             if wrong:
-                failed[name] = wrong
+                # At once: whoever ends this early shall know, too.
+                failed.append(name)
+                print(f"FAILED {name}", *(f"    {line}" for line in wrong), sep="\n", file=sys.stderr, flush=True)
     print()
     for plain, pooled in BESIDE:
         after, before = times.get(plain, (None, None))[1], times.get(pooled, (None, None))[0]
         if after and before:
             print(f"{plain} preloaded takes {after / before:.3f} of {pooled} bare")
-    for name, why in missing.items():
-        print(f"not run: {name}: {why}")
-    for name, wrong in failed.items():
-        print("\n".join([f"FAILED {name}", *(f"    {line}" for line in wrong)]))
     passed = len(times) - len(failed)
     print(f"on the GPU: {passed} passed, {len(failed)} failed, {len(missing)} not run")
+    for what, names in (("FAILED", failed), ("not run", missing)):
+        if names:
+            print(f"{what}: {', '.join(names)}")
     return 0 if times and not failed else 1
 
 
