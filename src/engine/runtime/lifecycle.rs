@@ -20,7 +20,7 @@
 //! then lets the signal end the process as it would have. Two seconds after the signal a timer ends
 //! the process whatever the helper does.
 
-use super::{calls, dump, helper, message, settings, stats};
+use super::{calls, dump, helper, message, settings, sharing, stats};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::{self, MaybeUninit};
 use std::os::unix::ffi::OsStringExt;
@@ -94,8 +94,10 @@ pub fn start(on_first_use: fn()) {
     }
 }
 
-/// Runs in the new process, on its only thread, before `fork` returns: only atomics may be touched.
+/// Runs in the new process, on its only thread, before `fork` returns: it may do only what a signal's
+/// handler may.
 unsafe extern "C" fn after_fork() {
+    sharing::stop_listening();
     FORKED.store(true, Ordering::Relaxed);
     match STATE.load(Ordering::Relaxed) {
         UNUSED => OWNER.store(process(), Ordering::Relaxed),

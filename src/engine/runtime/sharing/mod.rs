@@ -20,6 +20,7 @@ mod socket;
 
 pub use given::{forget, give};
 pub use opened::{Opened, open, open_given, open_segment};
+pub(super) use socket::stop_listening;
 
 use std::collections::HashMap;
 use std::fmt;

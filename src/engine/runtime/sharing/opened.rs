@@ -3,6 +3,7 @@
 
 use super::super::device::Device;
 use super::super::gpu::UNORDERED;
+use super::super::lifecycle;
 use super::socket::{Answer, Question, ask};
 use super::{Handle, SegmentHandle, Unshared};
 use crate::core::Found;
@@ -39,7 +40,7 @@ struct Mapping {
 }
 
 /// Memory of another process. It can be used until this is dropped, which waits for the device: work
-/// that uses it may still run.
+/// that uses it may still run. In a forked child, whose parent has it open, nothing is done then.
 pub struct Opened {
     /// Taken when it is dropped.
     mapping: Option<Mapping>,
@@ -72,6 +73,9 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
+        if lifecycle::in_forked_child() {
+            return;
+        }
         if let Some(mapping) = self.mapping.take() {
             take_down(mapping);
         }

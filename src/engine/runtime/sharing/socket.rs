@@ -16,6 +16,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 use std::thread::sleep;
 use std::time::Duration;
 use std::{panic, ptr};
@@ -138,12 +139,41 @@ fn start() -> io::Result<[u8; 16]> {
         return Err(io::Error::last_os_error());
     }
     let listener = UnixListener::bind_addr(&address_of(&number)?)?;
+    INODE.store(inode_of(listener.as_raw_fd()), Relaxed);
+    LISTENER.store(listener.as_raw_fd(), Relaxed);
     // SAFETY: the function stays, as the library is never unloaded.
     unsafe { libc::atexit(end) };
     if !helper::start(move || answer_all(&listener)) {
         return Err(io::Error::other("no thread could be started"));
     }
     Ok(number)
+}
+
+/// The socket that is listened on, and the system's number for it; 0 where there is none.
+static LISTENER: AtomicI32 = AtomicI32::new(-1);
+static INODE: AtomicU64 = AtomicU64::new(0);
+
+/// Closes the socket in a child just forked, which answers nobody: whoever asked after the parent's end
+/// would wait for it. Async-signal-safe.
+pub fn stop_listening() {
+    let (listener, inode) = (LISTENER.load(Relaxed), INODE.swap(0, Relaxed));
+    // The program may have closed it, and have another file under its number.
+    if inode != 0 && inode_of(listener) == inode {
+        // SAFETY: the thread that it belongs to does not exist in this process.
+        unsafe { libc::close(listener) };
+    }
+}
+
+/// What tells a socket from others; 0 where nothing is open. Async-signal-safe.
+fn inode_of(file: RawFd) -> u64 {
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `fstat` fills it in where it answers 0.
+    unsafe {
+        match libc::fstat(file, status.as_mut_ptr()) {
+            0 => status.assume_init().st_ino,
+            _ => 0,
+        }
+    }
 }
 
 /// Held while an answer is made. True once the process is ending: the driver may be gone then.
