@@ -70,10 +70,17 @@ fn object(address: usize) -> Option<&'static str> {
     /// By address: a program has few places that call. A library that takes the place of another one
     /// that was unloaded may go by its name.
     static KNOWN: Mutex<Option<HashMap<usize, Option<&'static str>>>> = Mutex::new(None);
+    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
 
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = known.get_or_insert_default();
-    *known.entry(address).or_insert_with(|| look_up(address))
+    let found = known().get_or_insert_default().get(&address).copied();
+    // Not under our lock: the linker has one of its own, and may call a constructor that allocates.
+    found.unwrap_or_else(|| {
+        let found = look_up(address);
+        *known()
+            .get_or_insert_default()
+            .entry(address)
+            .or_insert(found)
+    })
 }
 
 fn look_up(address: usize) -> Option<&'static str> {
