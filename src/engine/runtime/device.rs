@@ -759,10 +759,11 @@ impl Device {
             return (segments, Value::Array(Vec::new()));
         }
         let active = state.pool.counters().all.active_bytes.current;
+        // It is in those that come.
+        let traces = state.history.json();
         if history::is_recorded() {
             state.history.note(Action::Snapshot, 0, active, 0, None);
         }
-        let traces = state.history.json();
         (segments, traces)
     }
 

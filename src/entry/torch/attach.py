@@ -53,6 +53,8 @@ reading = native("reading", None, ctypes.c_bool)
 snapshot = native(
     "snapshot", None, ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_bool, TAKE
 )
+know_cxx = native("know_cxx", None, ctypes.c_bool)
+follows = native("follows", None, ctypes.c_bool)
 set_metadata = native("set_metadata", None, ctypes.c_char_p, ctypes.c_size_t)
 profiling = native("profiling", None, ctypes.c_bool)
 set_observer = native("set_observer", None, OBSERVE)
@@ -200,15 +202,22 @@ def replace_functions(core):
     def follow(record_as_they_do, *arguments):
         """Has PyTorch tell which named stretches the program is in, where its allocator object is fitted
         for that."""
-        # Without the actions to skip, of which releases before 2.11 know nothing.
-        for given in arguments, arguments[:-1]:
-            try:
-                return record_as_they_do(*given)
-            except TypeError:
-                pass
-            except RuntimeError:
-                return
+        follows(True)
+        try:
+            # Without the actions to skip, of which releases before 2.11 know nothing.
+            for given in arguments, arguments[:-1]:
+                try:
+                    return record_as_they_do(*given)
+                except TypeError:
+                    pass
+                except RuntimeError:
+                    return
+        finally:
+            follows(False)
 
+    # C++ asks the allocator object in classes that differ from release to release.
+    know_cxx(str(getattr(sys.modules["torch"], "__version__", "")).startswith("2.11."))
+    their_snapshot = core._cuda_memorySnapshot
     their_record_history = core._cuda_record_memory_history
     their_record_history_legacy = getattr(core, "_cuda_record_memory_history_legacy", None)
 
@@ -268,6 +277,11 @@ def replace_functions(core):
             things += (block for segment in result["segments"] for block in segment["blocks"])
             things += (entry for trace in result["device_traces"] for entry in trace)
             numbers = {thing["context"] for thing in things} - {None}
+            if any(number % 2 for number in numbers):
+                # Places that C++ has noted, and PyTorch can tell.
+                theirs = their_snapshot(pool)
+                theirs["external_annotations"] = result["external_annotations"]
+                return theirs
             tracebacks = [ctypes.cast(number, ctypes.py_object).value for number in numbers]
         finally:
             reading(False)

@@ -12,7 +12,7 @@ use super::{
     allocate, checkpoint, concertina_base_alloc, concertina_begin_allocate_to_pool,
     concertina_empty_cache, concertina_end_allocate_to_pool, concertina_free, concertina_init,
     concertina_malloc, concertina_memory_fraction, concertina_record_stream,
-    concertina_release_pool, error, history, memory, profiler, release,
+    concertina_release_pool, error, history, memory, profiler, release, snapshot,
 };
 use crate::entry::guard::guard;
 use crate::entry::python::{Script, source};
@@ -71,7 +71,9 @@ functions! {
     c"actions": history::actions;
     c"is_recorded": history::is_recorded;
     c"reading": history::reading;
-    c"snapshot": history::snapshot;
+    c"snapshot": history::tell_all;
+    c"know_cxx": snapshot::set_known;
+    c"follows": snapshot::follows;
     c"set_metadata": history::set_metadata;
     c"set_observer": set_observer;
     c"profiling": profiler::profiling;

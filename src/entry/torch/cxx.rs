@@ -60,12 +60,44 @@ impl CxxString {
     }
 }
 
+/// `std::vector`.
+#[repr(C)]
+pub struct CxxVector<T> {
+    begin: *mut T,
+    end: *mut T,
+    capacity: *mut T,
+}
+
+impl<T> CxxVector<T> {
+    /// Whoever takes it over frees it, and its elements. `None` where there is no libstdc++.
+    pub fn of(elements: Vec<T>) -> Option<CxxVector<T>> {
+        let count = elements.len();
+        // SAFETY: a plain allocation, aligned for all that is no larger than two words, with room for the
+        // elements, which move there: the vector is left without them.
+        unsafe {
+            let begin = new()?(size_of::<T>() * count).cast::<T>();
+            let mut elements = elements;
+            begin.copy_from_nonoverlapping(elements.as_ptr(), count);
+            elements.set_len(0);
+            let end = begin.add(count);
+            Some(CxxVector {
+                begin,
+                end,
+                capacity: end,
+            })
+        }
+    }
+}
+
 /// `std::shared_ptr<void>`.
 #[repr(C)]
 pub struct SharedPointer {
     address: *mut c_void,
     counts: *mut Counts,
 }
+
+// SAFETY: what C++ shares by such pointers it counts, and lets go of, on any thread.
+unsafe impl Send for SharedPointer {}
 
 impl Clone for SharedPointer {
     fn clone(&self) -> Self {

@@ -5,18 +5,31 @@
 
 use super::cxx::CxxString;
 use super::memory::{Take, current_device, hand_over};
+use super::snapshot::{self, Recorder};
 use crate::entry::guard::guard;
 use crate::entry::python::{Interpreter, Object};
 use concertina_engine::runtime::history::{self, Action, Context, Contexts, Place, Plan};
-use concertina_engine::runtime::{Device, allocator_in_use, lifecycle, record_history};
-use serde_json::json;
+use concertina_engine::runtime::{Device, PoolId, allocator_in_use, lifecycle, record_history};
+use serde_json::{Value, json};
 use std::ffi::{c_int, c_ulonglong, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Makes a traceback; a Python object that is never let go of.
+/// What makes a traceback.
+pub enum Gather {
+    Nothing,
+    /// A Python object that is never let go of.
+    Python(Object),
+    /// A function of PyTorch's.
+    Cxx(Recorder),
+}
+
+/// [`Gather::Python`].
 static GATHER: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// [`Gather::Cxx`], where it is that.
+static RECORDER: Mutex<Option<Recorder>> = Mutex::new(None);
 
 /// Tracebacks that nobody needs, as addresses: let go of when the interpreter's lock is held.
 static UNNEEDED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
@@ -44,6 +57,12 @@ impl Drop for Traceback {
 fn gather(wanted: Contexts) -> Context {
     if !history::wants(wanted) {
         return None;
+    }
+    let recorder = *RECORDER.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(recorder) = recorder {
+        // SAFETY: any thread may ask.
+        let ended = Interpreter::get().is_some_and(|it| unsafe { (it.Py_IsInitialized)() } == 0);
+        return (!ended).then(|| snapshot::gather(recorder)).flatten();
     }
     let gather: Object = GATHER.load(Ordering::Acquire);
     let python = Interpreter::get()?;
@@ -122,22 +141,32 @@ pub extern "C" fn record(
     clear: bool,
     new_gather: usize,
 ) {
-    guard((), || {
-        let contexts = match contexts {
-            0 => Contexts::Never,
-            1 => Contexts::State,
-            2 => Contexts::Alloc,
-            3.. => Contexts::All,
-            ..0 => return record_history(None, clear),
-        };
-        GATHER.store(new_gather as Object, Ordering::Release);
-        let plan = Plan {
-            entries: entries as usize,
-            contexts,
-            skip: skip as u16,
-        };
-        record_history(Some(plan), clear);
-    });
+    let gather = Gather::Python(new_gather as Object);
+    guard((), || record_by(gather, contexts, entries, skip, clear));
+}
+
+/// The same with what makes a traceback, for Python and for C++.
+pub fn record_by(gather: Gather, contexts: c_int, entries: u64, skip: c_int, clear: bool) {
+    let contexts = match contexts {
+        0 => Contexts::Never,
+        1 => Contexts::State,
+        2 => Contexts::Alloc,
+        3.. => Contexts::All,
+        ..0 => return record_history(None, clear),
+    };
+    let (object, recorder) = match gather {
+        Gather::Nothing => (ptr::null_mut(), None),
+        Gather::Python(object) => (object, None),
+        Gather::Cxx(recorder) => (ptr::null_mut(), Some(recorder)),
+    };
+    *RECORDER.lock().unwrap_or_else(PoisonError::into_inner) = recorder;
+    GATHER.store(object, Ordering::Release);
+    let plan = Plan {
+        entries: entries as usize,
+        contexts,
+        skip: skip as u16,
+    };
+    record_history(Some(plan), clear);
 }
 
 /// The names of the actions, as a list.
@@ -157,15 +186,17 @@ pub extern "C" fn reading(begins: bool) {
 }
 
 /// All that there is, or one private pool's. To be called between [`reading`]'s two calls.
-pub extern "C" fn snapshot(graph: c_ulonglong, user: c_ulonglong, traces: bool, take: Take) {
-    guard((), || {
-        let only = Some((graph, user)).filter(|pool| *pool != (0, 0));
-        let snapshot = match allocator_in_use() {
-            Some(allocator) if !lifecycle::in_forked_child() => allocator.snapshot(only, traces),
-            _ => json!({"segments": [], "device_traces": [], "external_annotations": []}),
-        };
-        hand_over(&snapshot, take);
-    });
+pub extern "C" fn tell_all(graph: c_ulonglong, user: c_ulonglong, traces: bool, take: Take) {
+    guard((), || hand_over(&snapshot_of((graph, user), traces), take));
+}
+
+/// All that there is, or one private pool's.
+pub fn snapshot_of(pool: PoolId, traces: bool) -> Value {
+    let only = Some(pool).filter(|pool| *pool != (0, 0));
+    match allocator_in_use() {
+        Some(allocator) if !lifecycle::in_forked_child() => allocator.snapshot(only, traces),
+        _ => json!({"segments": [], "device_traces": [], "external_annotations": []}),
+    }
 }
 
 /// The program's text for entries from now on; of so many bytes.
@@ -183,9 +214,6 @@ pub unsafe extern "C" fn set_metadata(text: *const u8, size: usize) {
 // ---- functions of the allocator object's table: `this` comes first -------------------------------
 
 type This = *mut c_void;
-
-/// `attach.py` does it.
-pub extern "C" fn recording_begins(_: This) {}
 
 /// Names of what the program is at, from `torch.profiler.record_function`: a
 /// `std::vector<std::pair<std::string, std::string>>` of a name and a stage.

@@ -10,6 +10,7 @@ mod history;
 mod memory;
 mod profiler;
 mod sharing;
+mod snapshot;
 mod supplier;
 mod symbols;
 mod table;

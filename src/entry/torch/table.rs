@@ -10,7 +10,8 @@ use super::{
     CUstream_st, allocate, concertina_begin_allocate_to_pool, concertina_empty_cache,
     concertina_end_allocate_to_pool, concertina_free, concertina_malloc,
     concertina_memory_fraction, concertina_pool_id, concertina_record_stream,
-    concertina_release_pool, each_device, history, memory, release, sharing, supplier, usable,
+    concertina_release_pool, each_device, history, memory, release, sharing, snapshot, supplier,
+    usable,
 };
 use crate::entry::guard::guard;
 use concertina_engine::core::{Counters, Flow};
@@ -71,6 +72,9 @@ macro_rules! member {
 const RELEASE_POOL: &CStr = member!("11releasePoolEaSt4pairIyyE");
 const MEMCPY_ASYNC: &CStr = member!("11memcpyAsyncEPviPKvimP11CUstream_stb");
 const SHARE_IPC_HANDLE: &CStr = member!("14shareIpcHandleEPv");
+
+/// Where it is that of 2.11.
+pub const SNAPSHOT: &CStr = member!("8snapshotESt4pairIyyEb");
 
 const RAW_ALLOC: &CStr = member!("9raw_allocEm");
 const RAW_DELETE: &CStr = member!("10raw_deleteEPv");
@@ -166,7 +170,7 @@ slots! {
     Between(&POOLS, 2), create_or_incref_pool, "torch.cuda.MemPool";
     Between(&POOLS, 3), set_use_on_oom, "torch.cuda.MemPool";
     Between(&POOLS, 4), set_no_split, "torch.cuda.MemPool";
-    Between(&HISTORY, 0), history::recording_begins, "record_function in memory snapshots";
+    Between(&HISTORY, 0), snapshot::record_history, "record_function in memory snapshots";
     Between(&HISTORY, 1), history::record_annotation, "record_function in memory snapshots";
     Between(&HISTORY, 2), history::push_compile_context, "record_function in memory snapshots";
     Between(&HISTORY, 3), history::pop_compile_context, "record_function in memory snapshots";
@@ -250,6 +254,9 @@ impl Object {
                 None if missing.contains(&slot.loss) => {}
                 None => missing.push(slot.loss),
             }
+        }
+        if let Some(at) = self.place(&Returns(SNAPSHOT)) {
+            table[at] = snapshot::snapshot as *const () as usize;
         }
         // For as long as the process lives, as the object does.
         let table = Box::leak(table.into_boxed_slice());

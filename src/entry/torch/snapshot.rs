@@ -1,0 +1,322 @@
+//! Memory history for C++: `torch::cuda::_record_memory_history` and `_memory_snapshot_pickled` ask the
+//! allocator object itself, in classes of PyTorch 2.11. To any other release these functions are what they
+//! are in any pluggable allocator.
+
+use super::concertina_pool_id;
+use super::cxx::{CxxString, CxxVector, SharedPointer};
+use super::history::{self, Gather, snapshot_of};
+use super::symbols::Library;
+use super::table::SNAPSHOT;
+use crate::entry::guard::guard;
+use concertina_engine::runtime::history::{Action, Context, Place};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::mem::{take, transmute};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// PyTorch's classes are those below.
+static KNOWN: AtomicBool = AtomicBool::new(false);
+
+/// `attach.py` records, and has PyTorch take part in it: its call says nothing new.
+static FOLLOWS: AtomicBool = AtomicBool::new(false);
+
+/// What `attach.py` knows of the release: whether it is 2.11.
+pub extern "C" fn set_known(known: bool) {
+    KNOWN.store(known, Relaxed);
+}
+
+/// Until it says that that is over, PyTorch follows `attach.py`.
+pub extern "C" fn follows(begins: bool) {
+    FOLLOWS.store(begins, Relaxed);
+}
+
+type This = *mut c_void;
+
+/// Makes a traceback. What it returns is no plain data, so the caller passes room for it first.
+pub type Recorder = unsafe extern "C-unwind" fn(*mut SharedPointer) -> *mut SharedPointer;
+
+/// Tracebacks of C++: those in use by their numbers, and others, which are let go of while no lock is held.
+struct Tracebacks {
+    used: Option<HashMap<u64, SharedPointer>>,
+    unneeded: Vec<SharedPointer>,
+}
+
+static TRACEBACKS: Mutex<Tracebacks> = Mutex::new(Tracebacks {
+    used: None,
+    unneeded: Vec::new(),
+});
+
+fn tracebacks() -> MutexGuard<'static, Tracebacks> {
+    TRACEBACKS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A `c10::GatheredContext`. Its number is its address and one, which no object of Python's has.
+struct Traceback(u64);
+
+impl Place for Traceback {
+    fn number(&self) -> u64 {
+        self.0
+    }
+}
+
+impl Drop for Traceback {
+    fn drop(&mut self) {
+        let mut tracebacks = tracebacks();
+        let used = tracebacks.used.as_mut();
+        if let Some(pointer) = used.and_then(|used| used.remove(&self.0)) {
+            tracebacks.unneeded.push(pointer);
+        }
+    }
+}
+
+/// Where this thread is. No lock may be held.
+pub fn gather(recorder: Recorder) -> Context {
+    let unneeded = take(&mut tracebacks().unneeded);
+    drop(unneeded);
+    let mut pointer = SharedPointer::NULL;
+    // SAFETY: PyTorch's function, and room for what it returns, where nothing has to be dropped.
+    unsafe { recorder(&mut pointer) };
+    let number = pointer.address() as u64 | 1;
+    if pointer.address().is_null() {
+        return None;
+    }
+    let mut tracebacks = tracebacks();
+    tracebacks
+        .used
+        .get_or_insert_default()
+        .insert(number, pointer);
+    Some(Arc::new(Traceback(number)))
+}
+
+/// `recordHistory`, in the order of PyTorch's arguments.
+pub unsafe extern "C" fn record_history(
+    _: This,
+    enabled: bool,
+    recorder: Option<Recorder>,
+    entries: usize,
+    contexts: c_int,
+    clear: bool,
+    skip: *const [*const CxxString; 2],
+) {
+    if !KNOWN.load(Relaxed) || FOLLOWS.load(Relaxed) {
+        return;
+    }
+    guard((), || {
+        // SAFETY: the caller's vector: where its elements begin and end.
+        let skip = unsafe {
+            let [begin, end] = *skip;
+            match begin.is_null() {
+                true => &[],
+                false => std::slice::from_raw_parts(begin, end.offset_from_unsigned(begin)),
+            }
+        };
+        let skipped = |action: &Action| {
+            let name = action.name().as_bytes();
+            skip.iter().any(|skip| skip.bytes() == name)
+        };
+        let bits = Action::ALL.iter().enumerate();
+        let bits = bits.map(|(at, action)| c_int::from(skipped(action)) << at);
+        let (Some(recorder), true) = (recorder, enabled) else {
+            return history::record_by(Gather::Nothing, -1, 0, 0, clear);
+        };
+        let by = Gather::Cxx(recorder);
+        history::record_by(by, contexts, entries as u64, bits.sum(), clear);
+    });
+}
+
+// ---- PyTorch's classes ---------------------------------------------------------------------------
+
+#[repr(C)]
+struct BlockInfo {
+    size: u64,
+    requested_size: u64,
+    gc_counter: i32,
+    allocated: bool,
+    active: bool,
+    context_when_allocated: SharedPointer,
+}
+
+#[repr(C)]
+struct SegmentInfo {
+    device: i8,
+    registration_counter: i32,
+    address: u64,
+    total_size: u64,
+    requested_size: u64,
+    allocated_size: u64,
+    active_size: u64,
+    stream: u64,
+    is_large: bool,
+    is_expandable: bool,
+    owner_private_pool_id: [u64; 2],
+    blocks: CxxVector<BlockInfo>,
+    context_when_allocated: SharedPointer,
+}
+
+#[repr(C)]
+struct TraceEntry {
+    action: u32,
+    device: i8,
+    address: u64,
+    context: SharedPointer,
+    stream: u64,
+    size: u64,
+    mempool: [u64; 2],
+    time: u64,
+    compile_context: CxxString,
+    user_metadata: CxxString,
+}
+
+#[repr(C)]
+struct AllocatorConfigInfo {
+    garbage_collection_threshold: f64,
+    max_split_size: u64,
+    pinned_num_register_threads: u64,
+    expandable_segments: bool,
+    release_lock_on_malloc: bool,
+    pinned_use_host_register: bool,
+    graph_capture_record_stream_reuse: bool,
+    last_allocator_settings: CxxString,
+    roundup_power2_divisions: CxxVector<u64>,
+}
+
+#[repr(C)]
+pub struct SnapshotInfo {
+    segments: CxxVector<SegmentInfo>,
+    device_traces: CxxVector<CxxVector<TraceEntry>>,
+    /// `AnnotationEntry`; they are told to Python alone.
+    external_annotations: CxxVector<[u64; 9]>,
+    config_metadata: AllocatorConfigInfo,
+}
+
+const _: () = assert!(size_of::<BlockInfo>() == 40 && size_of::<SegmentInfo>() == 120);
+const _: () = assert!(size_of::<TraceEntry>() == 136 && size_of::<SnapshotInfo>() == 160);
+
+/// `snapshot`. What it returns is no plain data, so the caller passes room for it first.
+pub unsafe extern "C-unwind" fn snapshot(
+    result: *mut SnapshotInfo,
+    this: This,
+    pool: concertina_pool_id,
+    traces: bool,
+) -> *mut SnapshotInfo {
+    type Snapshot = unsafe extern "C-unwind" fn(
+        *mut SnapshotInfo,
+        This,
+        concertina_pool_id,
+        bool,
+    ) -> *mut SnapshotInfo;
+    let made = match KNOWN.load(Relaxed) {
+        true => guard(None, || info(&snapshot_of((pool.graph, pool.user), traces))),
+        false => None,
+    };
+    if let Some(made) = made {
+        // SAFETY: the caller's room.
+        unsafe { result.write(made) };
+        return result;
+    }
+    let theirs = Library::loaded(c"libtorch_cuda.so").and_then(|torch| torch.symbol(SNAPSHOT));
+    match theirs {
+        // SAFETY: the mangled name says what it takes; it throws.
+        Some(theirs) => unsafe {
+            transmute::<*mut c_void, Snapshot>(theirs)(result, this, pool, traces)
+        },
+        // It was found when the table was fitted.
+        None => result,
+    }
+}
+
+/// `None` where there is no libstdc++.
+fn info(value: &Value) -> Option<SnapshotInfo> {
+    let segments: Option<Vec<_>> = list(&value["segments"]).iter().map(segment).collect();
+    let segments = segments?;
+    let expandable = segments.iter().all(|it| it.is_expandable);
+    let traces = list(&value["device_traces"]).iter().enumerate();
+    let traces: Option<Vec<_>> = traces.map(|(device, it)| trace(device, it)).collect();
+    Some(SnapshotInfo {
+        segments: CxxVector::of(segments)?,
+        device_traces: CxxVector::of(traces?)?,
+        external_annotations: CxxVector::of(Vec::new())?,
+        config_metadata: AllocatorConfigInfo {
+            garbage_collection_threshold: 0.0,
+            max_split_size: u64::MAX,
+            pinned_num_register_threads: 1,
+            expandable_segments: expandable,
+            release_lock_on_malloc: false,
+            pinned_use_host_register: false,
+            graph_capture_record_stream_reuse: false,
+            last_allocator_settings: CxxString::of(b"")?,
+            roundup_power2_divisions: CxxVector::of(Vec::new())?,
+        },
+    })
+}
+
+fn segment(value: &Value) -> Option<SegmentInfo> {
+    let block = |value: &Value| BlockInfo {
+        size: number(&value["size"]),
+        requested_size: number(&value["requested_size"]),
+        gc_counter: 0,
+        allocated: value["state"] == "active_allocated",
+        active: value["state"] != "inactive",
+        context_when_allocated: context(value),
+    };
+    let pool = &value["segment_pool_id"];
+    Some(SegmentInfo {
+        device: number(&value["device"]) as i8,
+        registration_counter: -1,
+        address: number(&value["address"]),
+        total_size: number(&value["total_size"]),
+        requested_size: number(&value["requested_size"]),
+        allocated_size: number(&value["allocated_size"]),
+        active_size: number(&value["active_size"]),
+        stream: number(&value["stream"]),
+        is_large: true,
+        is_expandable: value["is_expandable"] == true,
+        owner_private_pool_id: [number(&pool[0]), number(&pool[1])],
+        blocks: CxxVector::of(list(&value["blocks"]).iter().map(block).collect())?,
+        context_when_allocated: SharedPointer::NULL,
+    })
+}
+
+fn trace(device: usize, value: &Value) -> Option<CxxVector<TraceEntry>> {
+    let entry = |value: &Value| {
+        let action = Action::ALL
+            .iter()
+            .position(|it| value["action"] == it.name());
+        let address = value.get("addr").unwrap_or(&value["device_free"]);
+        let text = |name| CxxString::of(value[name].as_str().unwrap_or_default().as_bytes());
+        Some(TraceEntry {
+            // In PyTorch's order.
+            action: action? as u32,
+            device: device as i8,
+            address: number(address),
+            context: context(value),
+            stream: number(&value["stream"]),
+            size: number(&value["size"]),
+            mempool: [0; 2],
+            time: number(&value["time_us"]),
+            compile_context: text("compile_context")?,
+            user_metadata: text("user_metadata")?,
+        })
+    };
+    let entries: Option<Vec<_>> = list(value).iter().map(entry).collect();
+    CxxVector::of(entries?)
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_default()
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+/// Its traceback, unless that is Python's, or gone meanwhile.
+fn context(value: &Value) -> SharedPointer {
+    let number = number(&value["context"]);
+    let tracebacks = tracebacks();
+    let used = tracebacks.used.as_ref();
+    let pointer = used.and_then(|used| used.get(&number));
+    pointer.map_or(SharedPointer::NULL, SharedPointer::clone)
+}
