@@ -246,6 +246,13 @@ class WithoutTorch(Installed):
             ours = self.run_("concertina", "run", "python", "-c", code, CONCERTINA_DISABLE=disabled)
             self.assertEqual(ours, (f"{found}\n", "", 0))
 
+    def test_nothing_is_done_in_a_python_that_is_too_old(self):
+        code = "import site, sys; sys.version_info = {}; site.main(); print('concertina' in sys.modules)"
+        startup = {"PYTHONPATH": str(self.packages / "concertina/startup")}
+        for version, found in ((2, 7), "False"), ((3, 7, 1), "False"), ((3, 8, 0), "True"):
+            ours = self.run_("python", "-S", "-c", code.format(version), **startup)
+            self.assertEqual(ours, (f"{found}\n", "", 0))
+
     def test_what_names_no_program(self):
         for arguments in ([], ["--nonsense"], ["nothing.py"], ["-m"]):
             with self.subTest(arguments):

@@ -18,7 +18,8 @@ def _watch(packages):
 _here = os.path.dirname(__file__)
 # A program sees the paths that it sees without this one; those that it starts still have it on theirs.
 sys.path[:] = [path for path in sys.path if path != _here]
-if os.environ.get("CONCERTINA_DISABLE") != "1":
+# For older Pythons there is no PyTorch that takes another allocator, and they may not read the module.
+if os.environ.get("CONCERTINA_DISABLE") != "1" and sys.version_info >= (3, 8):
     try:
         _watch(os.path.dirname(os.path.dirname(_here)))
     except Exception as error:
