@@ -3,6 +3,9 @@
 import ctypes
 import json
 import os
+import subprocess
+import sys
+import types
 
 import torch
 
@@ -38,6 +41,21 @@ def stats(device=0):
 def counter(name, device=0):
     """One of PyTorch's counters, of concertina's statistics."""
     return stats(device)["memory_stats"][name]
+
+
+def both(program, result):
+    """What an expression is after a program has run: here, and in a process with PyTorch's own allocator."""
+    native = subprocess.run(
+        [sys.executable, "-c", f"{program}\nimport json; print(json.dumps({result}))"],
+        env={key: value for key, value in os.environ.items() if key != "CONCERTINA_STATS"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    # Compiling looks a function's module up by its name.
+    module = sys.modules["program"] = types.ModuleType("program")
+    exec(program, vars(module))
+    return eval(result, vars(module)), json.loads(native.stdout.splitlines()[-1])
 
 
 def pattern(count, seed=1):

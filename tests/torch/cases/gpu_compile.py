@@ -4,12 +4,10 @@
 #: only gpu
 #: attach plain install native
 #: needs triton
-import json
 import os
-import subprocess
-import sys
 import tempfile
-import types
+
+from case import both
 
 PROGRAM = '''
 import torch
@@ -88,23 +86,11 @@ def main():
     return results + training()
 '''
 
-environment = {key: value for key, value in os.environ.items() if key != "CONCERTINA_STATS"}
-environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as kernels:
         # The same kernels for both.
-        environment["TORCHINDUCTOR_CACHE_DIR"] = kernels
-        os.environ.update(environment)
-        native = subprocess.run(
-            [sys.executable, "-c", PROGRAM + "\nimport json; print(json.dumps(main()))"],
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        # Compiling looks a function's module up by its name.
-        program = sys.modules["program"] = types.ModuleType("program")
-        exec(PROGRAM, vars(program))
-        mine, theirs = program.main(), json.loads(native.stdout.splitlines()[-1])
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = kernels
+        mine, theirs = both(PROGRAM, "main()")
     assert mine == theirs, [(a, b) for a, b in zip(mine, theirs) if a != b]
     assert len(set(mine)) > 10, mine

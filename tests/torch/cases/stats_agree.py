@@ -3,10 +3,7 @@
 # that PyTorch has nothing to leave unsplit: it counts up to a MiB that it did not split as allocated.
 #: attach plain install native
 #: memory 2048
-import json
-import os
-import subprocess
-import sys
+from case import both
 
 PROGRAM = """
 import random
@@ -36,18 +33,7 @@ for turn in range(401):
         stats = torch.cuda.memory_stats()
         seen.append({key: stats[key] for key in stats if key.split(".")[0] in FIGURES})
 """
-environment = {key: value for key, value in os.environ.items() if key != "CONCERTINA_STATS"}
-native = subprocess.run(
-    [sys.executable, "-c", PROGRAM + "import json; print(json.dumps(seen))"],
-    env=environment,
-    stdout=subprocess.PIPE,
-    text=True,
-    check=True,
-)
-theirs = json.loads(native.stdout)
-names = {}
-exec(PROGRAM, names)
-mine = names["seen"]
+mine, theirs = both(PROGRAM, "seen")
 assert len(mine) == len(theirs) == 21
 for turn, (a, b) in enumerate(zip(mine, theirs)):
     assert len(a) == len(b) == 5 * 3 * 4
