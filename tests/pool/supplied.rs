@@ -163,6 +163,27 @@ fn what_is_not_supplied_is_out_of_memory_and_changes_nothing() {
     });
 }
 
+/// The supplier has no more, and what is free is another stream's, which is not done with it.
+#[test]
+fn what_another_stream_freed_is_waited_for_rather_than_missed() {
+    in_every_mode(|settings| {
+        let (bench, source) = bench(settings, 12 * MIB);
+        let [stream, other] = [(); 2].map(|()| bench.gpu.stream());
+        let block = allocate(&bench, 12 * MIB, stream).expect("memory");
+        bench.gpu.late();
+        bench.gpu.fill(block, 12 * MIB, 1, stream);
+        bench.free(block);
+        let again = allocate(&bench, 12 * MIB, other).expect("memory that was freed");
+        assert_eq!((again, source.sizes()), (block, vec![12 * MIB]));
+        assert_eq!(bench.device().figures().counters.ooms, 0);
+        bench.free(again);
+        bench.device().release_pool(POOL);
+        bench.device().return_supplied();
+        assert!(source.sizes().is_empty());
+        bench.finish();
+    });
+}
+
 #[test]
 fn the_limit_holds_for_it_too() {
     let settings = Settings {

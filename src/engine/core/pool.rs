@@ -396,6 +396,12 @@ impl<G: Gpu> Pool<G> {
         self.slots.remove_group(id);
     }
 
+    /// Whether a request for `size` bytes from the group would be met at once, on every stream.
+    pub fn has_idle(&self, size: u64, group: GroupId) -> bool {
+        let idle = self.groups[group as usize].idle;
+        self.slots.get(idle).bins.best(&self.blocks, size) != NONE
+    }
+
     /// Bytes of the largest free range, whoever's it is.
     pub fn largest_free(&self) -> u64 {
         self.slots

@@ -56,10 +56,22 @@ impl Device {
             if !last {
                 self.empty_cache();
                 self.return_supplied();
+                if self.has_idle(&shortage) {
+                    return Ok(());
+                }
             }
         }
         self.state.lock().pool.tally_mut().ooms += 1;
         Err(shortage)
+    }
+
+    /// Whether the private pool has room for the request in memory that any stream may use, as it may once
+    /// the device was waited for.
+    fn has_idle(&self, shortage: &OutOfMemory) -> bool {
+        let size = self.rounded(shortage.shortage.asked as usize);
+        let state = self.state.lock();
+        let private = state.private(shortage.pool);
+        private.is_some_and(|it| state.pool.has_idle(size, it.group))
     }
 
     /// False where the memory cannot be used.
