@@ -600,7 +600,9 @@ impl Device {
 
     /// Bytes of the block that starts at `address`, if it is in use.
     pub fn size_of(&self, address: u64) -> Option<u64> {
-        self.settled().pool.size_of(address)
+        let state = self.settled();
+        let of_driver = || state.blocks.get(&address).copied();
+        state.pool.size_of(address).or_else(of_driver)
     }
 
     /// Bytes that a request for `size` bytes takes.

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import torch
-from case import GPU, MIB, pattern, raises, stats
+from case import GPU, MIB, library, pattern, raises, stats
 
 
 def calls(name):
@@ -28,6 +28,13 @@ assert calls("cuMemAlloc") == taken + 3
 for block, host in zip(blocks, hosts):
     assert torch.equal(block.cpu(), host)
 assert torch.cuda.memory_allocated() == allocated
+# Who asks for the allocation at an address is told it.
+base_alloc = library().concertina_base_alloc
+base_alloc.restype, base_alloc.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p]
+for block, host in zip(blocks, hosts):
+    size = ctypes.c_size_t()
+    assert base_alloc(block.data_ptr(), ctypes.byref(size)) == block.data_ptr()
+    assert size.value == host.nbytes, size.value
 # The driver knows how large each is, to the byte; the simulated one rounds up.
 driver = ctypes.CDLL("libcuda.so.1")
 for block, host in zip(blocks, hosts):
