@@ -329,23 +329,23 @@ def replace_functions(core):
             raise RuntimeError(f"expected a state of a pool, not {type(state).__name__}")
         for storage in dict.fromkeys(stale):
             core._free_And_Remove_DeleterFn(storage)
-        live = {address for address, *_ in blocks_in_use(device, state.pool)}
-        if live - {address for address, *_ in state.blocks}:
+        in_use = blocks_in_use(device, state.pool)
+        if {address for address, *_ in in_use} - {address for address, *_ in state.blocks}:
             raise RuntimeError(
                 "Any stale tensors which are being manually freed must be passed to set checkpoint"
             )
         weak = torch.UntypedStorage._new_with_weak_ptr
         owners = {weak(owner).data_ptr(): owner for owner in owners}
-        with torch.cuda.device(device):
-            for address in live:
-                core._cuda_cudaCachingAllocator_raw_delete(address)
-            numbers = [number for block in state.blocks for number in block]
+
+        def put(blocks, owners):
+            """Answers what `restore` does."""
+            numbers = [number for block in blocks for number in block]
             array = (ctypes.c_ulonglong * len(numbers))(*numbers)
-            refused = restore(device, *state.pool, array, len(state.blocks))
+            refused = restore(device, *state.pool, array, len(blocks))
             if refused:
-                raise RuntimeError(f"the pool cannot go back: {refused:#x} is in use")
+                return refused
             try:
-                for address, _, asked, stream, _ in state.blocks:
+                for address, _, asked, stream, _ in blocks:
                     if address not in owners:
                         core._cuda_cudaCachingAllocator_raw_alloc(asked, stream)
                         continue
@@ -354,6 +354,16 @@ def replace_functions(core):
                         raise RuntimeError("this PyTorch's storages are not built as expected")
             finally:
                 end_allocate_to_pool(device, *state.pool)
+            return refused
+
+        with torch.cuda.device(device):
+            for address, *_ in in_use:
+                core._cuda_cudaCachingAllocator_raw_delete(address)
+            refused = put(state.blocks, owners)
+            if refused:
+                # What is in use stays so.
+                put(in_use, {})
+                raise RuntimeError(f"the pool cannot go back: {refused:#x} is in use")
 
     for name in (
         "_accelerator_setAllocatorSettings",

@@ -75,6 +75,17 @@ more = inside(*hosts)
 for tensor, host in zip([*looks, *more], [*kept[:2], *hosts]):
     assert torch.equal(tensor.cpu(), host)
 
+# Where that cannot be, what is in use stays so.
+if ATTACH != "native":  # whose state cannot be tampered with
+    stale = [tensor.untyped_storage()._cdata for tensor in more]
+    wrong = type(state)(pool, [*state.blocks, [1 << 20, 512, 512, 0, 0]])
+    raises(RuntimeError, lambda: core._cuda_setCheckpointPoolState(0, wrong, stale, []))
+    assert blocks() == before
+    for tensor, host in zip(looks, kept):
+        assert torch.equal(tensor.cpu(), host)
+    more = inside(*hosts)
+    core._cuda_releasePool(0, pool)
+
 # Back again while there are other blocks: those have to be named, and go.
 stale = [tensor.untyped_storage()._cdata for tensor in more]
 core._cuda_setCheckpointPoolState(0, state, stale, [])
