@@ -69,6 +69,19 @@ pub struct CxxVector<T> {
 }
 
 impl<T> CxxVector<T> {
+    /// What is in it.
+    pub fn elements(&self) -> &[T] {
+        // An empty one may have no memory.
+        match self.begin.is_null() {
+            true => &[],
+            // SAFETY: its elements lie from the one to the other; they are not changed while this is
+            // borrowed.
+            false => unsafe {
+                slice::from_raw_parts(self.begin, self.end.offset_from_unsigned(self.begin))
+            },
+        }
+    }
+
     /// Whoever takes it over frees it, and its elements. `None` where there is no libstdc++.
     pub fn of(elements: Vec<T>) -> Option<CxxVector<T>> {
         let count = elements.len();

@@ -3,7 +3,7 @@
 //! Where the program was is a traceback of PyTorch's own, gathered by the function that `attach.py`
 //! hands over, which is called with no lock of ours held: it takes the interpreter's.
 
-use super::cxx::CxxString;
+use super::cxx::{CxxString, CxxVector};
 use super::memory::{Take, current_device, hand_over};
 use super::snapshot::{self, Recorder};
 use crate::entry::guard::guard;
@@ -217,16 +217,13 @@ type This = *mut c_void;
 
 /// Names of what the program is at, from `torch.profiler.record_function`: a
 /// `std::vector<std::pair<std::string, std::string>>` of a name and a stage.
-pub unsafe extern "C" fn record_annotation(_: This, pairs: *const [*const [CxxString; 2]; 2]) {
+pub unsafe extern "C" fn record_annotation(_: This, pairs: *const CxxVector<[CxxString; 2]>) {
     guard((), || {
         if !history::is_recorded() {
             return;
         }
-        // SAFETY: the caller's vector: where its elements begin and end.
-        let pairs = unsafe {
-            let [begin, end] = *pairs;
-            std::slice::from_raw_parts(begin, end.offset_from_unsigned(begin))
-        };
+        // SAFETY: the caller's vector, which lives until this returns.
+        let pairs = unsafe { (*pairs).elements() };
         let value = |key: &[u8]| {
             let pair = pairs.iter().find(|[name, _]| name.bytes() == key)?;
             Some(String::from_utf8_lossy(pair[1].bytes()).into_owned())

@@ -98,20 +98,14 @@ pub unsafe extern "C" fn record_history(
     entries: usize,
     contexts: c_int,
     clear: bool,
-    skip: *const [*const CxxString; 2],
+    skip: *const CxxVector<CxxString>,
 ) {
     if !KNOWN.load(Relaxed) || FOLLOWS.load(Relaxed) {
         return;
     }
     guard((), || {
-        // SAFETY: the caller's vector: where its elements begin and end.
-        let skip = unsafe {
-            let [begin, end] = *skip;
-            match begin.is_null() {
-                true => &[],
-                false => std::slice::from_raw_parts(begin, end.offset_from_unsigned(begin)),
-            }
-        };
+        // SAFETY: the caller's vector, which lives until this returns.
+        let skip = unsafe { (*skip).elements() };
         let skipped = |action: &Action| {
             let name = action.name().as_bytes();
             skip.iter().any(|skip| skip.bytes() == name)

@@ -23,7 +23,7 @@ use std::ffi::{CStr, c_double, c_int, c_void};
 use std::mem::transmute;
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed, Ordering::Release};
 
 /// Where in the table a function's place is.
 enum Place {
@@ -265,7 +265,8 @@ impl Object {
             missing.push("allocators of a torch.cuda.MemPool's own");
         }
         let begin = [self.table, table].map(|it| it[BEFORE..].as_ptr() as usize);
-        self.words[0].store(begin[1], Relaxed);
+        // Whoever sees the table sees what is in it.
+        self.words[0].store(begin[1], Release);
         let raw = raw.map(|(alloc, delete)| (alloc - BEFORE, delete - BEFORE));
         // The first to be fitted is the one that stays PyTorch's.
         let _ = TABLES.set(Tables { begin, raw });
