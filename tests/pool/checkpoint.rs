@@ -1,10 +1,12 @@
 //! The state of a private pool, and going back to it.
 
-use crate::gpu::{Bench, KIB, MIB, on_card};
+use crate::gpu::{Bench, KIB, MIB, ok, on_card};
 use crate::private::with_pool;
 use crate::random::Random;
 use concertina_engine::runtime::settings::Settings;
 use concertina_engine::runtime::{Found, NotRestored, PoolId, Route};
+use concertina_sim::Config;
+use std::ptr;
 
 const POOL: PoolId = (1, 0);
 
@@ -133,6 +135,28 @@ fn what_other_streams_still_use_is_waited_for() {
     bench.gpu.expect(block, MIB, 2, a);
     bench.free(block);
     device.release_pool(POOL);
+    bench.finish();
+}
+
+/// While a stream that waits for the default one is captured, of that nothing can be asked.
+#[test]
+fn the_default_streams_blocks_are_handed_out_beside_a_capture() {
+    let name = "the_default_streams_blocks_are_handed_out_beside_a_capture";
+    let Some(bench) = Bench::simulated(name, Config::default(), Settings::default()) else {
+        return;
+    };
+    let block = with_pool(&bench, POOL, || bench.allocate(MIB, 0));
+    let state = bench.device().pool_blocks(POOL).unwrap();
+    bench.free(block);
+    let mut captured = ptr::null_mut();
+    // SAFETY: `captured` outlives the call; without a flag the stream waits for the default one.
+    ok(unsafe { (bench.gpu.functions.cuStreamCreate)(&mut captured, 0) });
+    bench.machine().set_capturing(captured as _, true);
+    assert_eq!(restore(&bench, &state), Ok(()));
+    bench.machine().set_capturing(captured as _, false);
+    bench.free(block);
+    bench.gpu.destroy(captured as u64);
+    bench.device().release_pool(POOL);
     bench.finish();
 }
 

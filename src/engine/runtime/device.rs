@@ -841,6 +841,13 @@ impl Device {
     /// Where an allocation on the stream comes from while there are routes.
     #[cold]
     fn routed(&self, state: &mut State, stream: u64) -> From {
+        // What is in place already is handed out whatever else holds now. Such routes' filters ask nothing
+        // of the stream.
+        let mut restoring = state.routes.iter_mut().rev();
+        let restoring = restoring.find(|it| !it.restored.is_empty() && (it.route.filter)(stream));
+        if let Some(address) = restoring.and_then(|it| it.restored.pop_front()) {
+            return From::Restored(address);
+        }
         if state.uncached {
             return From::Driver;
         }
@@ -858,9 +865,6 @@ impl Device {
         else {
             return From::Group(SHARED);
         };
-        if let Some(address) = routed.restored.pop_front() {
-            return From::Restored(address);
-        }
         let id = routed.route.pool;
         if routed.capture.is_none() {
             routed.capture = Some(capturing);
