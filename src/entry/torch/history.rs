@@ -13,7 +13,7 @@ use concertina_engine::runtime::{Device, PoolId, allocator_in_use, lifecycle, re
 use serde_json::{Value, json};
 use std::ffi::{c_int, c_ulonglong, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What makes a traceback.
@@ -34,8 +34,8 @@ static RECORDER: Mutex<Option<Recorder>> = Mutex::new(None);
 /// Tracebacks that nobody needs, as addresses: let go of when the interpreter's lock is held.
 static UNNEEDED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
-/// A snapshot is being read, and tracebacks in it are known by their numbers alone.
-static READING: AtomicBool = AtomicBool::new(false);
+/// How many snapshots are being read, in which tracebacks are known by their numbers alone.
+static READING: AtomicUsize = AtomicUsize::new(0);
 
 /// A traceback: a Python object.
 struct Traceback(usize);
@@ -79,7 +79,7 @@ fn gather(wanted: Contexts) -> Context {
         let mut error = [ptr::null_mut(); 3];
         let [kind, value, trace] = &mut error;
         (python.PyErr_Fetch)(kind, value, trace);
-        if !READING.load(Ordering::Relaxed) {
+        if READING.load(Ordering::Relaxed) == 0 {
             let unneeded = UNNEEDED
                 .lock()
                 .map(|mut all| std::mem::take(&mut *all))
@@ -182,7 +182,10 @@ pub extern "C" fn is_recorded() -> bool {
 
 /// Until [`reading`] says that it has been read, the tracebacks that a snapshot names stay.
 pub extern "C" fn reading(begins: bool) {
-    READING.store(begins, Ordering::Relaxed);
+    match begins {
+        true => READING.fetch_add(1, Ordering::Relaxed),
+        false => READING.fetch_sub(1, Ordering::Relaxed),
+    };
 }
 
 /// All that there is, or one private pool's. To be called between [`reading`]'s two calls.
