@@ -107,6 +107,7 @@ impl Device {
                 return;
             };
             self.ledger.give(bytes);
+            state.pool.gpu_mut().spans.forget(address);
             let supplier = state.suppliers.remove(&address);
             drop(state);
             if let Some(supplier) = supplier {
