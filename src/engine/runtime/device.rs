@@ -14,7 +14,9 @@ pub use supplied::Supplier;
 
 use later::Later;
 
-use super::gpu::{DriverGpu, Properties, foreign_context, is_capturing, stream_key, synchronize};
+use super::gpu::{
+    DriverGpu, Properties, foreign_context, is_capturing, stream_key, synchronize, thread_number,
+};
 use super::history::{self, Action, Context, History};
 use super::ledger::{Call, CallFigures, Ledger};
 use super::lock::{Apart, Guard, Lock};
@@ -51,6 +53,8 @@ pub struct Route {
 /// A route in force.
 struct Routed {
     route: Route,
+    /// The thread that it was begun on.
+    thread: u64,
     /// Whether it serves a capture. Unknown, and so to be feared, until it has claimed something.
     capture: Option<bool>,
     /// Addresses that the next allocations get, in this order: blocks that are in use already.
@@ -804,16 +808,22 @@ impl Device {
         }
         state.routes.push(Routed {
             route,
+            thread: thread_number(),
             capture: None,
             restored: VecDeque::new(),
         });
         self.note_routes(&mut state);
     }
 
-    /// No more allocations go to the private pool by its route.
+    /// No more allocations go to the private pool by its route: the latest that this thread began, or where
+    /// it began none, as a capture may end on another thread, the latest of all.
     pub fn end_pool(&self, pool: PoolId) {
         let mut state = self.state.lock();
-        let ended = state.routes.iter().rposition(|it| it.route.pool == pool);
+        let thread = thread_number();
+        let of_pool = |it: &Routed| it.route.pool == pool;
+        let own = |it: &Routed| of_pool(it) && it.thread == thread;
+        let ended = state.routes.iter().rposition(own);
+        let ended = ended.or_else(|| state.routes.iter().rposition(of_pool));
         // What the filter drops may call back; it goes after the lock.
         let route = ended.map(|at| state.routes.remove(at));
         self.note_routes(&mut state);

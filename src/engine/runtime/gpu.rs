@@ -292,7 +292,7 @@ pub fn synchronize(functions: &Functions, context: usize) -> u32 {
 }
 
 /// A number for this thread that no other thread ever had.
-fn thread_number() -> u64 {
+pub fn thread_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local!(static NUMBER: u64 = NEXT.fetch_add(1, Relaxed));
     // A thread that is ending frees memory from the destructors of its thread-locals.
@@ -391,6 +391,8 @@ impl DriverGpu {
             }),
         };
         match what {
+            // It went with its context. Asked again later, the driver would take back what is there by then.
+            Leftover::Segment { size, .. } if self.ended => self.ledger.give(size),
             _ if status != 0 => self.leftovers.push(what),
             Leftover::Chunk { size, .. } | Leftover::Segment { size, .. } => self.ledger.give(size),
             Leftover::Mapping { .. } | Leftover::Addresses { .. } => {}

@@ -1,5 +1,6 @@
 //! The state of a private pool at one moment, and going back to it: which blocks are in use, and where.
 
+use super::super::gpu::thread_number;
 use super::{Device, PoolId, Route, Routed, State};
 use crate::core::Found;
 
@@ -38,6 +39,7 @@ impl Device {
         placed.map_err(|unplaced| NotRestored::Taken(unplaced.0))?;
         routes.push(Routed {
             route,
+            thread: thread_number(),
             // It allocates nothing.
             capture: Some(false),
             restored: blocks.iter().map(|block| block.start).collect(),
