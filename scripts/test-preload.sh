@@ -5,7 +5,7 @@
 #   scripts/test-preload.sh [--library FILE] [--sanitizer] [--speed] [--facts] [PROGRAM...]
 #
 # --library    the built libconcertina.so; without it the one under the target directory
-# --sanitizer  runs each preloaded program under compute-sanitizer, too
+# --sanitizer  runs each preloaded program under compute-sanitizer, too, several at once
 # --speed      then measures what allocations cost (bare, strict and relaxed), and what the library
 #              adds to the start of programs that do not use CUDA, which have to say the same
 # --facts      then prints what CUDA itself does where its documentation leaves it open
@@ -52,11 +52,34 @@ unset "${!CONCERTINA_@}" LD_PRELOAD PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-passed=0 failed=()
+passed=0 failed=() watched=() flawless=0
 
 build() { # program, shared or static
     "$nvcc" -cudart "$2" -Xcompiler -std=gnu11,-pthread -o "$work/$1-$2" "$sources/$1.c" \
         -lcuda -ldl -lpthread >"$work/build" 2>&1
+}
+
+# Whether a command ran to its end under compute-sanitizer and nothing was found. Calls that fail are the
+# programs' own business.
+clean() { # file for what it says, the library or nothing, then the command
+    local said=$1 preload=$2
+    shift 2
+    timeout 120 "$checker" ${preload:+--preload-library "$preload"} --report-api-errors no "$@" \
+        >"$said" 2>&1
+    grep -q 'ERROR SUMMARY: 0 errors' "$said" && ! grep -q 'ERROR SUMMARY: [1-9]' "$said"
+}
+
+# One program under compute-sanitizer. Prints what is wrong, and nothing where nothing is.
+watch() { # file to work with, name, then the command
+    local file=$1 name=$2
+    shift 2
+    clean "$file" "$library" "$@" && return
+    if ! clean "$file.bare" '' "$@"; then
+        echo "compute-sanitizer does not get through $name bare either"
+        return
+    fi
+    echo "FAIL $name, under compute-sanitizer"
+    { grep '=========' "$file" || tail -n 20 "$file"; } | head -20 | sed 's/^/    /'
 }
 
 # The statistics' count of allocations that the pools served.
@@ -77,19 +100,7 @@ compare() { # name, then the command
         echo "FAIL $name"
         diff "$work/bare" "$work/preloaded" | sed 's/^</    bare:     /; s/^>/    preloaded:/' | head -40
     fi
-    if [ -n "$sanitizer" ]; then
-        # It has to have watched, to have ended, and to have found nothing. Calls that fail are the
-        # programs' own business.
-        timeout 300 "$checker" --preload-library "$library" --report-api-errors no "$@" \
-            >"$work/sanitizer" 2>&1
-        if ! grep -q 'ERROR SUMMARY: 0 errors' "$work/sanitizer" ||
-            grep -q 'ERROR SUMMARY: [1-9]' "$work/sanitizer"; then
-            status=1
-            echo "FAIL $name, under compute-sanitizer"
-            { grep '=========' "$work/sanitizer" || tail -n 20 "$work/sanitizer"; } |
-                head -20 | sed 's/^/    /'
-        fi
-    fi
+    [ -z "$sanitizer" ] || watched+=("$name"$'\t'"$*")
     if [ "$status" -eq 0 ]; then
         passed=$((passed + 1))
         echo "PASS $name (from the pool: $(served "$work/stats"))"
@@ -116,6 +127,25 @@ for source in "$sources"/*.c; do
         done <<<"$runs"
     done
 done
+
+# Under compute-sanitizer nothing is compared, so several run at once.
+for index in "${!watched[@]}"; do
+    while [ "$(jobs -rp | wc -l)" -ge 6 ]; do wait -n; done
+    IFS=$'\t' read -r name command <<<"${watched[index]}"
+    # shellcheck disable=SC2086 # the command's arguments are words
+    watch "$work/watched-$index" "$name" $command >"$work/verdict-$index" &
+done
+wait
+for index in "${!watched[@]}"; do
+    cat "$work/verdict-$index"
+    name=${watched[index]%%$'\t'*}
+    if grep -q '^FAIL' "$work/verdict-$index"; then
+        failed+=("$name, under compute-sanitizer")
+    elif [ ! -s "$work/verdict-$index" ]; then
+        flawless=$((flawless + 1))
+    fi
+done
+[ -z "$sanitizer" ] || echo "compute-sanitizer: $flawless of ${#watched[@]} ran to their end, and nothing was found"
 
 # What relaxed frees promise shows in no comparison.
 for runtime in shared static; do

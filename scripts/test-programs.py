@@ -132,7 +132,9 @@ def command(what, work):
     built = work / f"{pathlib.Path(source).stem}-{runtime}"
     link = ["-lcuda", "-Xlinker", "--allow-shlib-undefined"]
     if arguments and arguments[0].startswith("lib"):
-        link.append(str(find_library(arguments.pop(0), library_directories())))
+        # By way of the linker's own option: nvcc knows libraries by the end `.so`, and pip's end in a version.
+        library = find_library(arguments.pop(0), library_directories())
+        link += ["-Xlinker", str(library)]
     if not built.exists():
         flags = "-pthread,-std=gnu11" if source.endswith(".c") else "-pthread"
         done = subprocess.run(

@@ -1,7 +1,12 @@
 """Numba's own kernels on arrays that are made and dropped in the loop."""
 
 import numpy
-from numba import cuda
+
+# Numba's CUDA part names this, and newer releases of NumPy have left it out.
+if not hasattr(numpy, "row_stack"):
+    numpy.row_stack = numpy.vstack
+
+from numba import cuda  # noqa: E402
 
 from loop import timed
 

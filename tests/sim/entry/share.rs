@@ -126,7 +126,7 @@ pub unsafe extern "C" fn cuIpcGetEventHandle(to: *mut CUipcEventHandle, event: C
     })
 }
 
-/// An event that stands for one of another process.
+/// An event that stands for one of another process. A process cannot open its own, as on a GPU.
 pub unsafe extern "C" fn cuIpcOpenEventHandle(to: *mut CUevent, handle: CUipcEventHandle) -> u32 {
     call(Function::cuIpcOpenEventHandle, |session| {
         wanted(to)?;
@@ -134,6 +134,9 @@ pub unsafe extern "C" fn cuIpcOpenEventHandle(to: *mut CUevent, handle: CUipcEve
         let handle = unsafe { std::mem::transmute::<CUipcEventHandle, Handle>(handle) };
         if handle.mark != EVENT {
             return Err(INVALID);
+        }
+        if handle.process == process() {
+            return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
         }
         let device = device(session, handle.device as i32)?;
         let index = session.state.events.insert(Event {
