@@ -2,12 +2,13 @@
 # Runs the programs of tests/programs/preload on this machine's GPU, bare and with the library
 # preloaded, and compares what they say; each is built with CUDA's runtime as a library and linked in.
 #
-#   scripts/test-preload.sh [--library FILE] [--sanitizer] [--speed] [--facts] [PROGRAM...]
+#   scripts/test-preload.sh [--library FILE] [--sanitizer] [--speed] [--starts] [--facts] [PROGRAM...]
 #
 # --library    the built libconcertina.so; without it the one under the target directory
 # --sanitizer  runs each preloaded program under compute-sanitizer, too, several at once
-# --speed      then measures what allocations cost (bare, strict and relaxed), and what the library
-#              adds to the start of programs that do not use CUDA, which have to say the same
+# --speed      then measures what allocations cost (bare, strict and relaxed)
+# --starts     only measures what the library adds to the start of programs that do not use CUDA, which
+#              have to say the same; needs neither nvcc nor a GPU
 # --facts      then prints what CUDA itself does where its documentation leaves it open
 #
 # Needs nvcc, and no Rust. How a program is to be run stands in it (`Run:`). Prints PASS or FAIL for
@@ -16,14 +17,15 @@ set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 sources=$root/tests/programs/preload
 
-library='' sanitizer='' speed='' facts='' only=()
+library='' sanitizer='' speed='' starts='' facts='' only=()
 while [ $# -gt 0 ]; do
     case $1 in
         --library) library=${2:-} && shift ;;
         --sanitizer) sanitizer=yes ;;
         --speed) speed=yes ;;
+        --starts) starts=yes ;;
         --facts) facts=yes ;;
-        -*) echo "test-preload.sh: no option $1; there are --library FILE, --sanitizer, --speed and --facts" >&2 && exit 2 ;;
+        -*) echo "test-preload.sh: no option $1; there are --library FILE, --sanitizer, --speed, --starts and --facts" >&2 && exit 2 ;;
         *) only+=("$1") ;;
     esac
     shift
@@ -39,7 +41,7 @@ if [ ! -f "$library" ]; then
 fi
 library=$(realpath "$library")
 nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
-if [ -z "$nvcc" ]; then
+if [ -z "$nvcc$starts" ]; then
     echo "test-preload.sh: no nvcc on the path or in /usr/local/cuda" >&2
     exit 2
 fi
@@ -53,6 +55,53 @@ unset "${!CONCERTINA_@}" LD_PRELOAD PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 passed=0 failed=() watched=() flawless=0
+
+# What the library adds to a program that does not use CUDA: microseconds from its start to its end, the
+# median of so many, the two ways in turn; and whether it says the same.
+start() { # how many, then the command
+    local count=$1 bare=() preloaded=() before after i
+    shift
+    if ! command -v "$1" >/dev/null; then
+        echo "$1: not here"
+        return
+    fi
+    for ((i = 0; i < count; i++)); do
+        before=$EPOCHREALTIME
+        "$@" >"$work/bare" 2>&1
+        after=$EPOCHREALTIME
+        bare+=($((${after/./} - ${before/./})))
+        before=$EPOCHREALTIME
+        LD_PRELOAD=$library "$@" >"$work/preloaded" 2>&1
+        after=$EPOCHREALTIME
+        preloaded+=($((${after/./} - ${before/./})))
+        if ! cmp -s "$work/bare" "$work/preloaded"; then
+            failed+=("$1 says something else when preloaded")
+            return
+        fi
+    done
+    echo "${1##*/}: bare $(printf '%s\n' "${bare[@]}" | sort -n | sed -n $((count / 2 + 1))p) us," \
+        "preloaded $(printf '%s\n' "${preloaded[@]}" | sort -n | sed -n $((count / 2 + 1))p) us"
+}
+
+if [ -n "$starts" ]; then
+    start 201 /bin/true
+    start 201 ls /
+    start 101 bash -c 'echo $((6 * 7))'
+    start 31 python3 -c 'print(42)'
+    start 31 node -e 'console.log(42)'
+    # With a C part, so that it is linked to the C library: others take no preloaded library at all.
+    printf 'package main\n\nimport "C"\n\nfunc main() { println(42) }\n' >"$work/program.go"
+    if ! command -v go >/dev/null; then
+        echo "go: not here"
+    elif HOME=$work CGO_ENABLED=1 go build -o "$work/go-program" "$work/program.go" 2>"$work/build"; then
+        start 101 "$work/go-program"
+    else
+        failed+=("the Go program does not build: $(tail -n 1 "$work/build")")
+    fi
+    [ ${#failed[@]} -eq 0 ] || printf 'FAILED %s\n' "${failed[@]}"
+    [ ${#failed[@]} -eq 0 ]
+    exit
+fi
 
 build() { # program, shared or static
     "$nvcc" -cudart "$2" -Xcompiler -std=gnu11,-pthread -o "$work/$1-$2" "$sources/$1.c" \
@@ -165,48 +214,7 @@ for runtime in shared static; do
     fi
 done
 
-# What the library adds to a program that does not use CUDA: microseconds from its start to its end, the
-# median of so many, the two ways in turn; and whether it says the same.
-starts() { # how many, then the command
-    local count=$1 bare=() preloaded=() before after i
-    shift
-    if ! command -v "$1" >/dev/null; then
-        echo "    $1: not here"
-        return
-    fi
-    for ((i = 0; i < count; i++)); do
-        before=$EPOCHREALTIME
-        "$@" >"$work/bare" 2>&1
-        after=$EPOCHREALTIME
-        bare+=($((${after/./} - ${before/./})))
-        before=$EPOCHREALTIME
-        LD_PRELOAD=$library "$@" >"$work/preloaded" 2>&1
-        after=$EPOCHREALTIME
-        preloaded+=($((${after/./} - ${before/./})))
-        if ! cmp -s "$work/bare" "$work/preloaded"; then
-            failed+=("$1 says something else when preloaded")
-            return
-        fi
-    done
-    echo "    ${1##*/}: bare $(printf '%s\n' "${bare[@]}" | sort -n | sed -n $((count / 2 + 1))p) us," \
-        "preloaded $(printf '%s\n' "${preloaded[@]}" | sort -n | sed -n $((count / 2 + 1))p) us"
-}
-
 if [ -n "$speed" ]; then
-    echo "== start and end of programs that do not use CUDA"
-    starts 201 /bin/true
-    starts 101 bash -c 'echo $((6 * 7))'
-    starts 31 python3 -c 'print(42)'
-    starts 31 node -e 'console.log(42)'
-    # With a C part, so that it is linked to the C library: others take no preloaded library at all.
-    printf 'package main\n\nimport "C"\n\nfunc main() { println(42) }\n' >"$work/program.go"
-    if ! command -v go >/dev/null; then
-        echo "    go: not here"
-    elif HOME=$work CGO_ENABLED=1 go build -o "$work/go-program" "$work/program.go" 2>"$work/build"; then
-        starts 101 "$work/go-program"
-    else
-        failed+=("the Go program does not build: $(tail -n 1 "$work/build")")
-    fi
     for runtime in shared static; do
         build speed "$runtime" || continue
         for way in bare strict relaxed; do
