@@ -22,7 +22,7 @@ use super::ledger::{Call, CallFigures, Ledger};
 use super::lock::{Apart, Guard, Lock};
 use super::message;
 use super::settings::{RoundUp, Settings};
-use super::shelf::{Habits, Place, Shelf, Shelves};
+use super::shelf::{Habits, Owner, Shelf, Shelves};
 use super::together::Together;
 use crate::core::{
     BLOCK, Counters, GroupId, Piece, Policy, Pool, Refusal, SHARED, Segment, Shortage, StreamKey,
@@ -152,7 +152,7 @@ pub struct Device {
 impl Drop for Device {
     fn drop(&mut self) {
         let state = self.state.0.get_mut();
-        self.shelves.clear_all(&mut state.pool);
+        self.shelves.clear_all(None, &mut state.pool);
         state.pool.shut();
     }
 }
@@ -308,7 +308,7 @@ impl Device {
     #[inline(always)]
     pub fn allocate_for(&self, size: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
         if !self.routed.load(Relaxed)
-            && let Some(mut shelf) = self.shelves.open(Place::of(key.handle))
+            && let Some(mut shelf) = self.shelves.of(Owner::of(key))
         {
             match shelf.take(key, size as u64) {
                 Some(address) => Ok(address),
@@ -340,7 +340,7 @@ impl Device {
     fn allocate_without_shelf(&self, size: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
         let state = self.state.lock();
         // It may have been opened meanwhile.
-        let shelf = self.shelves.open(Place::of(key.handle));
+        let shelf = self.shelves.of(Owner::of(key));
         self.allocate_from_pool(state, shelf, size, key)
     }
 
@@ -354,7 +354,6 @@ impl Device {
         key: StreamKey,
     ) -> Result<u64, Box<OutOfMemory>> {
         let (requested, rounded) = (size as u64, state.round_up.round_up(size) as u64);
-        let place = Place::of(key.handle);
         let group = match state.routes.is_empty() && !state.uncached {
             true => SHARED,
             false => match self.routed(&mut state, key.handle) {
@@ -367,20 +366,22 @@ impl Device {
             shelf.clear(&mut state.pool);
         }
         // To the pool a block on any shelf is in use; no peak may count it.
-        if self.shelves.any_besides(place) && state.pool.tally().would_peak(rounded, requested) {
-            self.shelves.clear_others(place, &mut state.pool);
+        let held = shelf.as_deref();
+        if self.shelves.any_besides(held) && state.pool.tally().would_peak(rounded, requested) {
+            self.shelves.clear_all(held, &mut state.pool);
         }
         let address = match state.pool.allocate_free(rounded, requested, key, group) {
             Some(address) => address,
-            None => self.search(&mut state, place, rounded, requested, key, group)?,
+            None => self.search(&mut state, held, rounded, requested, key, group)?,
         };
         if group == SHARED {
             match shelf {
-                Some(shelf) if shelf.is_idle() => self.shelves.end(place, shelf),
+                Some(shelf) if shelf.is_idle() => self.shelves.end(shelf),
                 Some(mut shelf) => shelf.track(key, address, requested, rounded),
-                None if state.habits.at(place).asked(requested) => {
-                    let mut shelf = self.shelves.begin(place, key);
-                    shelf.track(key, address, requested, rounded);
+                None if state.habits.of(Owner::of(key)).asked(requested) => {
+                    if let Some(mut shelf) = self.shelves.begin(key) {
+                        shelf.track(key, address, requested, rounded);
+                    }
                 }
                 None => {}
             }
@@ -395,13 +396,13 @@ impl Device {
     fn search(
         &self,
         state: &mut State,
-        place: Place,
+        held: Option<&Shelf>,
         rounded: u64,
         requested: u64,
         key: StreamKey,
         group: GroupId,
     ) -> Result<u64, Box<OutOfMemory>> {
-        self.shelves.clear_others(place, &mut state.pool);
+        self.shelves.clear_all(held, &mut state.pool);
         let mut result = state.pool.allocate(rounded, requested, key, group);
         // Other groups may hold free memory to give back.
         let unsupplied = matches!(&result, Err(it) if matches!(it.refusal, Refusal::Unsupplied(_)));
@@ -444,26 +445,26 @@ impl Device {
     /// `stream` is that stream's handle if the caller knows it: then it is quick to find.
     #[inline(always)]
     pub fn free(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
-        let place = Place::of(stream);
-        match self.shelves.open(place) {
+        self.free_from(address, Owner::of_handle(stream))
+    }
+
+    /// The same, of a block that probably is on this owner's stream.
+    #[inline(always)]
+    fn free_from(&self, address: u64, owner: Owner) -> Result<(), UnknownPointer> {
+        match self.shelves.of(owner) {
             Some(mut shelf) => match shelf.put(address) {
                 true => Ok(()),
-                false => self.free_after_miss(place, shelf, address),
+                false => self.free_after_miss(shelf, address),
             },
             None => self.free_without_shelf(address),
         }
     }
 
     #[inline(never)]
-    fn free_after_miss(
-        &self,
-        place: Place,
-        shelf: Guard<'_, Shelf>,
-        address: u64,
-    ) -> Result<(), UnknownPointer> {
+    fn free_after_miss(&self, shelf: Guard<'_, Shelf>, address: u64) -> Result<(), UnknownPointer> {
         // In this order a lock may only be tried.
         match self.state.try_lock() {
-            Some(state) => self.free_to_pool(state, Some((place, shelf)), address),
+            Some(state) => self.free_to_pool(state, Some(shelf), address),
             None => {
                 drop(shelf);
                 self.free_without_shelf(address)
@@ -476,12 +477,12 @@ impl Device {
         self.free_to_pool(self.state.lock(), None, address)
     }
 
-    /// The caller may have one place's shelf locked.
+    /// The caller may have one shelf locked.
     #[inline(always)]
     fn free_to_pool(
         &self,
         mut state: Guard<'_, State>,
-        held: Option<(Place, Guard<'_, Shelf>)>,
+        held: Option<Guard<'_, Shelf>>,
         address: u64,
     ) -> Result<(), UnknownPointer> {
         let state = &mut *state;
@@ -489,12 +490,12 @@ impl Device {
             let known = Device::free_uncached(state, address);
             return known.then_some(()).ok_or(UnknownPointer);
         };
-        let place = Place::of(live.stream.handle);
+        let owner = Owner::of(live.stream);
         let shelf = match held {
-            Some((at, shelf)) if at == place => Some(shelf),
+            Some(shelf) if shelf.belongs_to(owner) => Some(shelf),
             other => {
                 drop(other);
-                self.shelves.open(place)
+                self.shelves.of(owner)
             }
         };
         match shelf {
@@ -507,7 +508,7 @@ impl Device {
                     live = state.pool.look_up(address).ok_or(UnknownPointer)?;
                 }
             }
-            None => state.habits.at(place).freed(live.requested),
+            None => state.habits.of(owner).freed(live.requested),
         }
         self.wait_for_others(state, address);
         state.pool.free_live(live);
@@ -517,7 +518,7 @@ impl Device {
     /// A block in use is not to come to its stream's shelf any more. False where it lies there
     /// already, and so is not in use.
     fn forget(&self, owner: StreamKey, address: u64) -> bool {
-        let shelf = self.shelves.open(Place::of(owner.handle));
+        let shelf = self.shelves.of(Owner::of(owner));
         shelf.is_none_or(|mut shelf| shelf.forget(address))
     }
 
@@ -568,7 +569,7 @@ impl Device {
     /// The state with every block that is not in use in the pool, and all counters up to date.
     fn settled(&self) -> Guard<'_, State> {
         let mut state = self.state.lock();
-        self.shelves.clear_all(&mut state.pool);
+        self.shelves.clear_all(None, &mut state.pool);
         state
     }
 
@@ -673,7 +674,7 @@ impl Device {
     /// The same, unless another thread keeps the device locked for so long.
     pub fn figures_within(&self, patience: Duration) -> Option<Figures> {
         let mut state = self.state.try_lock_for(patience)?;
-        self.shelves.clear_all(&mut state.pool);
+        self.shelves.clear_all(None, &mut state.pool);
         Some(self.figures_of(&state))
     }
 

@@ -15,7 +15,7 @@ const OUT_OF_MEMORY: u32 = CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
 /// Legacy default stream and per-thread default stream, as handles (`CU_STREAM_LEGACY`,
 /// `CU_STREAM_PER_THREAD` in `cuda.h`).
 const LEGACY: u64 = 1;
-const PER_THREAD: u64 = 2;
+pub const PER_THREAD: u64 = 2;
 
 /// The owner of memory that is ordered by no stream, as `cudaMalloc`'s is: whoever gets it may use it
 /// on any. Whatever it holds is idle, since it gets a block back only once nothing uses it. To the

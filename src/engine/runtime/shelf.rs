@@ -11,12 +11,13 @@
 //! Locks are taken in one order: the device's, then a shelf's. Who has a shelf's may try the
 //! device's. Shelves are opened and closed under both.
 
+use super::gpu::{PER_THREAD, UNORDERED, thread_number};
 use super::lock::{Apart, Guard, Lock};
 use crate::core::{Class, Gpu, Pool, StreamKey};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Streams beyond this many may have to do without a shelf.
+/// Streams beyond this many have to do without a shelf.
 const SHELVES: usize = 64;
 
 /// Blocks on one shelf.
@@ -36,16 +37,46 @@ const MOST: u32 = 2 * OPENS;
 /// Frees that a habit remembers.
 const RECENT: usize = 4;
 
-/// Which place a stream has among a device's shelves. Two may have the same.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Place(usize);
+/// Places that a stream may have: the one that its handle gives it and those after it. Handles are
+/// addresses in the driver's memory, and many streams' may give the same place.
+const PROBED: usize = 8;
 
-impl Place {
-    /// By the stream's handle.
+/// What tells one stream's shelf from others', as far as a handle can.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Owner(u64);
+
+impl Owner {
+    /// A place that is nobody's.
+    const NOBODY: Owner = Owner(u64::MAX);
+
     #[inline]
-    pub fn of(handle: u64) -> Place {
-        // 1 is another name of the default stream, 0.
-        Place((spread(handle & !1) >> (64 - SHELVES.trailing_zeros())) as usize)
+    pub fn of(key: StreamKey) -> Owner {
+        match (key.handle, key.id) {
+            // No handle of a stream, and not `NOBODY`.
+            _ if key == UNORDERED => Owner(u64::MAX - 1),
+            // Every thread has its own. Handles are addresses, and divisible by 4.
+            (PER_THREAD, id) => Owner(id << 2 | PER_THREAD),
+            (handle, _) => Owner::of_handle(handle),
+        }
+    }
+
+    /// Of a stream by its handle; for the per-thread default stream the calling thread's.
+    #[inline]
+    pub fn of_handle(handle: u64) -> Owner {
+        match handle {
+            PER_THREAD => Owner::of(StreamKey {
+                handle,
+                id: thread_number(),
+            }),
+            // 1 is another name of the default stream, 0.
+            _ => Owner(handle & !1),
+        }
+    }
+
+    /// The first of the places that it may have.
+    #[inline]
+    fn home(self) -> usize {
+        (spread(self.0) >> (64 - SHELVES.trailing_zeros())) as usize
     }
 }
 
@@ -81,6 +112,8 @@ struct Recycled {
 /// One stream's shelf.
 pub struct Shelf {
     key: StreamKey,
+    /// Its place among a device's shelves.
+    place: usize,
     /// How often it has been opened.
     opening: u64,
     length: usize,
@@ -101,37 +134,61 @@ pub struct Shelf {
 
 /// The shelves of one device.
 pub struct Shelves {
-    places: [OnceLock<Box<Apart<Lock<Shelf>>>>; SHELVES],
+    /// Whose shelf is open at each place; read without a lock by all, and seldom written.
+    owners: Apart<[AtomicU64; SHELVES]>,
     /// A bit for each place whose shelf is open.
     open: AtomicU64,
+    places: [OnceLock<Box<Apart<Lock<Shelf>>>>; SHELVES],
 }
 
 impl Shelves {
     pub fn new() -> Self {
         Shelves {
-            places: [const { OnceLock::new() }; SHELVES],
+            owners: Apart([const { AtomicU64::new(Owner::NOBODY.0) }; SHELVES]),
             open: AtomicU64::new(0),
+            places: [const { OnceLock::new() }; SHELVES],
         }
     }
 
-    /// The shelf at a place, if it is open.
+    /// A stream's shelf, if it has one.
     #[inline]
-    pub fn open(&self, place: Place) -> Option<Guard<'_, Shelf>> {
-        if !self.is_open(place) {
-            return None;
+    pub fn of(&self, owner: Owner) -> Option<Guard<'_, Shelf>> {
+        match self.owner_of(owner.home()) == owner {
+            true => self.open(owner.home(), owner),
+            false => self.of_crowded(owner),
         }
-        let shelf = self.places[place.0].get()?.lock();
-        // Another thread may have closed it since.
-        self.is_open(place).then_some(shelf)
     }
 
-    /// Opens a shelf, which is new or empty, for a stream. The caller has the device's lock.
     #[cold]
     #[inline(never)]
-    pub fn begin(&self, place: Place, key: StreamKey) -> Guard<'_, Shelf> {
-        let shelf = self.places[place.0].get_or_init(|| {
+    fn of_crowded(&self, owner: Owner) -> Option<Guard<'_, Shelf>> {
+        let place = places(owner).find(|place| self.owner_of(*place) == owner)?;
+        self.open(place, owner)
+    }
+
+    #[inline]
+    fn open(&self, place: usize, owner: Owner) -> Option<Guard<'_, Shelf>> {
+        let shelf = self.places[place].get()?.lock();
+        // Another thread may have closed it since.
+        (self.owner_of(place) == owner).then_some(shelf)
+    }
+
+    #[inline]
+    fn owner_of(&self, place: usize) -> Owner {
+        Owner(self.owners[place].load(Relaxed))
+    }
+
+    /// Opens a shelf, which is new or empty, for a stream that has none. `None` where there is no place
+    /// for it. The caller has the device's lock, and no shelf's.
+    #[cold]
+    #[inline(never)]
+    pub fn begin(&self, key: StreamKey) -> Option<Guard<'_, Shelf>> {
+        let owner = Owner::of(key);
+        let place = places(owner).find(|place| self.owner_of(*place) == Owner::NOBODY)?;
+        let shelf = self.places[place].get_or_init(|| {
             Box::new(Apart(Lock::new(Shelf {
                 key,
+                place,
                 opening: 0,
                 length: 0,
                 worth: 0,
@@ -147,47 +204,47 @@ impl Shelves {
         shelf.opening += 1;
         shelf.key = key;
         shelf.worth = OPENS;
-        self.open.fetch_or(1 << place.0, Relaxed);
-        shelf
+        self.owners[place].store(owner.0, Relaxed);
+        self.open.fetch_or(1 << place, Relaxed);
+        Some(shelf)
     }
 
     /// Closes a shelf that is empty. The caller has the device's lock.
     #[cold]
     #[inline(never)]
-    pub fn end(&self, place: Place, shelf: Guard<'_, Shelf>) {
-        self.open.fetch_and(!(1 << place.0), Relaxed);
+    pub fn end(&self, shelf: Guard<'_, Shelf>) {
+        self.owners[shelf.place].store(Owner::NOBODY.0, Relaxed);
+        self.open.fetch_and(!(1 << shelf.place), Relaxed);
         drop(shelf);
     }
 
+    /// Whether any is open besides the one that the caller holds.
     #[inline]
-    fn is_open(&self, place: Place) -> bool {
-        self.open.load(Relaxed) & (1 << place.0) != 0
+    pub fn any_besides(&self, held: Option<&Shelf>) -> bool {
+        self.besides(held) != 0
     }
 
-    /// Whether the shelf at another place is open.
-    #[inline]
-    pub fn any_besides(&self, place: Place) -> bool {
-        self.open.load(Relaxed) & !(1 << place.0) != 0
-    }
-
-    /// Gives what lies on all shelves but one, whose lock the caller may have, back to the pool.
-    pub fn clear_others<G: Gpu>(&self, place: Place, pool: &mut Pool<G>) {
-        self.clear_these(self.open.load(Relaxed) & !(1 << place.0), pool);
-    }
-
-    /// The same for all.
-    pub fn clear_all<G: Gpu>(&self, pool: &mut Pool<G>) {
-        self.clear_these(self.open.load(Relaxed), pool);
-    }
-
-    fn clear_these<G: Gpu>(&self, mut places: u64, pool: &mut Pool<G>) {
-        while places != 0 {
-            if let Some(mut shelf) = self.open(Place(places.trailing_zeros() as usize)) {
-                shelf.clear(pool);
+    /// Gives what lies on all of them, but for the one that the caller holds, back to the pool. The
+    /// caller has the device's lock.
+    pub fn clear_all<G: Gpu>(&self, held: Option<&Shelf>, pool: &mut Pool<G>) {
+        let mut open = self.besides(held);
+        while open != 0 {
+            if let Some(shelf) = self.places[open.trailing_zeros() as usize].get() {
+                shelf.lock().clear(pool);
             }
-            places &= places - 1;
+            open &= open - 1;
         }
     }
+
+    #[inline]
+    fn besides(&self, held: Option<&Shelf>) -> u64 {
+        self.open.load(Relaxed) & !held.map_or(0, |shelf| 1 << shelf.place)
+    }
+}
+
+/// The places that a stream may have, the likeliest first.
+fn places(owner: Owner) -> impl Iterator<Item = usize> {
+    (owner.home()..owner.home() + PROBED).map(|place| place % SHELVES)
 }
 
 impl Shelf {
@@ -213,6 +270,12 @@ impl Shelf {
         recycled.requested += requested;
         self.last = item.address;
         Some(item.address)
+    }
+
+    /// Whether it is the shelf of this owner.
+    #[inline]
+    pub fn belongs_to(&self, owner: Owner) -> bool {
+        Owner::of(self.key) == owner
     }
 
     /// Whether it is this stream's.
@@ -328,7 +391,7 @@ pub struct Habit {
     worth: u32,
 }
 
-/// The habits at every place of a device, under its lock.
+/// The habits of a device's streams, under its lock; streams of one home share theirs.
 pub struct Habits([Habit; SHELVES]);
 
 impl Habits {
@@ -343,8 +406,8 @@ impl Habits {
     }
 
     #[inline]
-    pub fn at(&mut self, place: Place) -> &mut Habit {
-        &mut self.0[place.0]
+    pub fn of(&mut self, owner: Owner) -> &mut Habit {
+        &mut self.0[owner.home()]
     }
 }
 
@@ -371,5 +434,60 @@ impl Habit {
             self.worth = 0;
         }
         opens
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Streams, by address as a driver's are, that would all like the same place.
+    fn crowd() -> impl Iterator<Item = StreamKey> {
+        let home = Owner::of(UNORDERED).home();
+        let keys = (1..).map(|id| StreamKey {
+            handle: id * 64,
+            id,
+        });
+        keys.filter(move |key| Owner::of(*key).home() == home)
+    }
+
+    #[test]
+    fn streams_that_want_one_place_have_a_shelf_each() {
+        let shelves = Shelves::new();
+        let crowd: Vec<StreamKey> = crowd().take(PROBED + 1).collect();
+        let mut found: Vec<usize> = Vec::new();
+        for key in &crowd[..PROBED] {
+            assert!(shelves.of(Owner::of(*key)).is_none());
+            assert!(shelves.begin(*key).is_some());
+        }
+        for key in &crowd[..PROBED] {
+            let shelf = shelves.of(Owner::of(*key)).expect("its shelf");
+            assert!(shelf.is_of(*key));
+            found.push(shelf.place);
+        }
+        found.sort();
+        found.dedup();
+        assert_eq!(found.len(), PROBED);
+        // One too many has none, until another's is closed.
+        let late = crowd[PROBED];
+        assert!(shelves.begin(late).is_none());
+        let closed = shelves.of(Owner::of(crowd[3])).expect("its shelf");
+        let place = closed.place;
+        shelves.end(closed);
+        assert!(shelves.of(Owner::of(crowd[3])).is_none());
+        assert_eq!(shelves.begin(late).map(|shelf| shelf.place), Some(place));
+        assert!(shelves.of(Owner::of(late)).is_some_and(|it| it.is_of(late)));
+    }
+
+    #[test]
+    fn who_is_another_stream_has_another_shelf() {
+        let key = |handle, id| StreamKey { handle, id };
+        let owners = [UNORDERED, key(0, 0), key(2, 1), key(2, 2), key(64, 5)].map(Owner::of);
+        for (at, owner) in owners.iter().enumerate() {
+            assert!(*owner != Owner::NOBODY);
+            assert!(owners[..at].iter().all(|other| other != owner));
+        }
+        assert!(Owner::of_handle(1) == Owner::of_handle(0));
+        assert!(Owner::of_handle(2) == Owner::of(key(2, thread_number())));
     }
 }

@@ -6,7 +6,7 @@ use crate::core::{Found, Gpu, StreamKey};
 use crate::runtime::capture;
 use crate::runtime::gpu::{UNORDERED, synchronize};
 use crate::runtime::sharing;
-use crate::runtime::shelf::Place;
+use crate::runtime::shelf::Owner;
 
 /// How much of a device a process uses, as its own calls show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl Device {
     /// Takes back a block that no work uses any more: the caller has waited for it.
     #[inline]
     pub fn free_idle(&self, address: u64) -> Result<(), UnknownPointer> {
-        self.free(address, UNORDERED.handle)
+        self.free_from(address, Owner::of(UNORDERED))
     }
 
     /// The same, from blocks that were set aside first ([`Device::set_aside`]); where there is no other
@@ -106,7 +106,7 @@ impl Device {
     /// memory again where it was allocated on the same stream; otherwise as [`Device::free_later`].
     #[inline]
     pub fn free_on(&self, address: u64, key: StreamKey) -> Result<(), UnknownPointer> {
-        if let Some(mut shelf) = self.shelves.open(Place::of(key.handle))
+        if let Some(mut shelf) = self.shelves.of(Owner::of(key))
             && shelf.is_of(key)
             && shelf.put(address)
         {
