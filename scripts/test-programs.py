@@ -14,7 +14,8 @@ With --soak, a load that changes from round to round and storms that take all me
 each, bare (a quarter of it), strict and relaxed: nothing that the process keeps may grow.
 
 A program prints what it computed, which has to be the same in every run (numbers after a ~ to four
-digits), and how long its loop took, the median of five. `whole` is the time from its start to its end.
+digits), and how long its loop took, the median of five. `whole` is the time from its start to its end,
+`in its calls` what of that, preloaded, it spent allocating and freeing, waits for the GPU included.
 Each ratio is preloaded over bare, the median of the pairs. Needs no Rust.
 """
 
@@ -187,16 +188,20 @@ class Run:
         self.loop = loops[0] if loops else None
         self.said = [line for line in lines if not line.startswith("loop: ")] + [status]
         self.ended = status == "exit status 0"
-        self.pooled = served(stats) if library else 0
+        self.pooled, self.inside = served(stats) if library else (0, 0)
 
 
 def served(stats):
-    """How many allocations the pools served."""
+    """How many allocations the pools served, and the seconds that the program spent in its calls."""
     if not stats.exists():
-        return 0
-    devices = json.loads(stats.read_text())["devices"]
-    counters = (device.get("memory_stats", {}) for device in devices)
-    return sum(counter.get("allocation.all.allocated", 0) for counter in counters)
+        return 0, 0
+    told = json.loads(stats.read_text())
+    counters = [device.get("memory_stats", {}) for device in told["devices"]]
+    calls = told["calls"].values()
+    return (
+        sum(counter.get("allocation.all.allocated", 0) for counter in counters),
+        sum(call["nanoseconds"] or 0 for call in calls) / 1e9,
+    )
 
 
 def agree(one, other):
@@ -252,7 +257,8 @@ def measure(name, command, variables, options, work):
     loops = [(a.loop, b.loop) for a, b in pairs if a.loop and b.loop]
     wholes = [(a.whole, b.whole) for a, b in pairs]
     loop, whole = medians(loops), medians(wholes)
-    row = [f"`{name}`", "no" if wrong else "yes", str(pairs[-1][1].pooled)]
+    last = pairs[-1][1]
+    row = [f"`{name}`", "no" if wrong else "yes", str(last.pooled), show(last.inside)]
     row += [*map(show, loop), ratio(loops), *map(show, whole), ratio(wholes), str(len(pairs))]
     return "| " + " | ".join(row) + " |", loop, wrong
 
@@ -279,9 +285,9 @@ def soak(options, work):
 
 
 HEAD = """\
-| program | same results | from the pool | loop, bare | preloaded | ratio \
+| program | same results | from the pool | in its calls | loop, bare | preloaded | ratio \
 | whole, bare | preloaded | ratio | pairs |
-| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
 
 
 def find_library_of_ours(wanted):
