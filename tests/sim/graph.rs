@@ -5,11 +5,19 @@ use crate::work::Work;
 /// Recorded work, in an order that keeps every dependency; with it what executables are made of.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Graph {
-    pub works: Vec<Work>,
+    pub nodes: Vec<Node>,
     /// Allocations that were recorded; they live as long as the graph's executable.
     pub owned: Vec<u64>,
     /// An executable was made, which has taken over what the graph owned.
     pub instantiated: bool,
+}
+
+/// A piece of recorded work.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub work: Work,
+    /// The nodes that it comes after, by number; all of them are smaller than its own.
+    pub after: Vec<usize>,
 }
 
 /// A capture under way.
@@ -35,6 +43,21 @@ pub(crate) struct Part {
     /// How much the stream has recorded, and how much of that another stream has waited for.
     pub recorded: u64,
     pub joined: u64,
+    /// The nodes that the next one comes after.
+    pub ends: Vec<usize>,
+    /// Their handles, where the program was told them last.
+    pub told: Vec<u64>,
+}
+
+/// What an event stands for that was recorded within a capture.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// The capture's number.
+    pub capture: u64,
+    pub slot: u32,
+    /// How much the stream had recorded, and the nodes that its next one came after.
+    pub recorded: u64,
+    pub ends: Vec<usize>,
 }
 
 /// `CUstreamCaptureMode`.
@@ -55,6 +78,15 @@ impl Capture {
 
     pub fn part(&mut self, slot: u32) -> Option<&mut Part> {
         self.parts.iter_mut().find(|part| part.slot == slot)
+    }
+
+    /// The next node of a stream's comes after these, too.
+    pub fn extend(&mut self, slot: u32, more: &[usize]) {
+        if let Some(part) = self.part(slot) {
+            part.ends.extend(more);
+            part.ends.sort_unstable();
+            part.ends.dedup();
+        }
     }
 
     /// Whether a stream other than the first has recorded what nobody waited for.

@@ -2,6 +2,7 @@
 
 use crate::clock::Clock;
 use crate::context;
+use crate::graph::Node;
 use crate::machine::Inner;
 use crate::pace::Pace;
 use crate::state::{Answer, State};
@@ -53,6 +54,72 @@ impl<'a> Session<'a> {
             Pace::Late(_) => self.run_due(),
             Pace::Held | Pace::Random(_) => {}
         }
+    }
+
+    /// Enqueues a graph's nodes, each after those that it comes after. What the graph puts into no order
+    /// is on streams of nobody's, which run in any.
+    pub fn launch(&mut self, slot: u32, nodes: &[Node]) {
+        if self.state.record_graph(slot, nodes) {
+            return;
+        }
+        let (device, checks) = (
+            self.state.streams.get(slot).device,
+            self.state.config.checks,
+        );
+        // Each lane is a stream and the node enqueued there last; each node has a place, and what comes
+        // before the end of it.
+        let mut lanes: Vec<(u32, Option<usize>)> = vec![(slot, None)];
+        let mut places: Vec<(u32, u64, Clock)> = Vec::new();
+        let start = self.mark(slot);
+        for (number, node) in nodes.iter().enumerate() {
+            let follows = |last: Option<usize>| match last {
+                None => node.after.is_empty(),
+                Some(last) => node.after.contains(&last),
+            };
+            let lane = lanes.iter().position(|(_, last)| follows(*last));
+            let lane = lane.unwrap_or_else(|| {
+                let host = checks.then(|| self.state.host.clone());
+                let streams = &mut self.state.streams;
+                lanes.push((
+                    streams.create(device, Kind::NonBlocking, host.as_ref()),
+                    None,
+                ));
+                lanes.len() - 1
+            });
+            let on = lanes[lane].0;
+            let before = node.after.iter().map(|number| &places[*number]);
+            let first = node.after.is_empty().then_some(&start);
+            let others = before.chain(first).filter(|place| place.0 != on);
+            for place in others.cloned().collect::<Vec<_>>() {
+                self.join(on, &place);
+            }
+            let sequence = self.state.submit(on, node.work.clone(), None);
+            self.advance(on, sequence);
+            places.push((on, sequence, self.state.streams.get(on).clock.clone()));
+            lanes[lane].1 = Some(number);
+        }
+        for (lane, _) in lanes.into_iter().skip(1).rev() {
+            let end = self.mark(lane);
+            self.join(slot, &end);
+            self.state.streams.destroy(lane);
+        }
+        self.mark(slot);
+    }
+
+    /// A place on a stream, and what comes before it.
+    fn mark(&mut self, slot: u32) -> (u32, u64, Clock) {
+        let sequence = self.state.submit(slot, Work::Mark, None);
+        self.advance(slot, sequence);
+        (slot, sequence, self.state.streams.get(slot).clock.clone())
+    }
+
+    /// A stream's later work comes after a place on another.
+    fn join(&mut self, slot: u32, (other, place, clock): &(u32, u64, Clock)) {
+        if self.state.config.checks {
+            self.state.streams.get_mut(slot).clock.join(clock);
+        }
+        let sequence = self.state.submit(slot, Work::Mark, Some((*other, *place)));
+        self.advance(slot, sequence);
     }
 
     /// Has a piece of work done, and first all that comes before it.

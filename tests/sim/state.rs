@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::context;
 use crate::event::Event;
 use crate::failure::Failures;
-use crate::graph::{Capture, Graph, Part};
+use crate::graph::{Capture, Graph, Node, Part};
 use crate::memory::Memory;
 use crate::pace::Pacer;
 use crate::slab::Slab;
@@ -234,6 +234,8 @@ impl State {
             slot,
             recorded: 0,
             joined: 0,
+            ends: Vec::new(),
+            told: Vec::new(),
         });
         let stream = self.streams.get_mut(slot);
         (stream.capture, stream.capturing) = (Some(index), true);
@@ -248,11 +250,39 @@ impl State {
         let Some(capture) = self.captures.get_mut(index) else {
             return false;
         };
-        if let Some(part) = capture.part(slot) {
+        let graph = capture.graph;
+        if let Some(part) = capture.part(slot)
+            && let Some(graph) = self.graphs.get_mut(graph)
+        {
             part.recorded += 1;
+            let after = std::mem::replace(&mut part.ends, vec![graph.nodes.len()]);
+            let work = work.clone();
+            graph.nodes.push(Node { work, after });
         }
-        if let Some(graph) = self.graphs.get_mut(capture.graph) {
-            graph.works.push(work.clone());
+        true
+    }
+
+    /// Records a graph's nodes, each after those that it comes after, if the stream takes part in a
+    /// capture.
+    pub fn record_graph(&mut self, slot: u32, nodes: &[Node]) -> bool {
+        // A place for all of them to come after.
+        if !self.record(slot, &Work::Mark) {
+            return false;
+        }
+        let index = self.streams.get(slot).capture;
+        if let Some(capture) = index.and_then(|index| self.captures.get_mut(index))
+            && let Some(graph) = self.graphs.get_mut(capture.graph)
+        {
+            let first = graph.nodes.len();
+            graph.nodes.extend(nodes.iter().map(|node| Node {
+                work: node.work.clone(),
+                after: match node.after.is_empty() {
+                    true => vec![first - 1],
+                    false => node.after.iter().map(|it| it + first).collect(),
+                },
+            }));
+            let all: Vec<usize> = (first..graph.nodes.len()).collect();
+            capture.extend(slot, &all);
         }
         true
     }

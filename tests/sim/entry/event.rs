@@ -3,6 +3,7 @@
 use crate::call::{call, give, wanted};
 use crate::event::Event;
 use crate::failure::Function;
+use crate::graph::Place;
 use crate::run::Session;
 use crate::state::Answer;
 use crate::work::Work;
@@ -67,9 +68,14 @@ fn record(session: &mut Session<'_>, event: CUevent, stream: CUstream) -> Answer
             return Ok(());
         };
         let id = capture.id;
-        let recorded = capture.part(slot).map_or(0, |part| part.recorded);
+        let place = capture.part(slot).map(|part| Place {
+            capture: id,
+            slot,
+            recorded: part.recorded,
+            ends: part.ends.clone(),
+        });
         if let Some(event) = state.events.get_mut(index) {
-            event.captured = Some((id, slot, recorded));
+            event.captured = place;
         }
         return Ok(());
     }

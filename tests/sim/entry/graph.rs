@@ -3,7 +3,7 @@
 use crate::call::{call, give, wanted};
 use crate::context;
 use crate::failure::Function;
-use crate::graph::{Graph, RELAXED};
+use crate::graph::{Graph, Node, RELAXED};
 use crate::run::Session;
 use crate::state::Answer;
 use crate::stream::Kind;
@@ -12,8 +12,8 @@ use cudarc::driver::sys::{
     CUgraph, CUgraphExec, CUgraphNode, CUgraphNodeType, CUresult, CUstream, CUstreamCaptureMode,
     CUstreamCaptureStatus,
 };
-use std::ffi::{CStr, c_char, c_uint, c_ulonglong};
-use std::ptr::null_mut;
+use std::ffi::{CStr, c_char, c_uint, c_ulonglong, c_void};
+use std::ptr::{null, null_mut};
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
@@ -90,15 +90,15 @@ pub(super) fn capture_status(session: &Session<'_>, slot: u32) -> CUstreamCaptur
     }
 }
 
-/// Whether a stream captures, the capture's number and its graph so far. Dependencies are not told:
-/// there are none.
+/// Whether a stream captures, the capture's number, its graph so far, and the nodes that the stream's
+/// next one will come after. Those may be read until the stream is asked again or the capture ends.
 pub unsafe extern "C" fn cuStreamGetCaptureInfo_v3(
     stream: CUstream,
     status: *mut CUstreamCaptureStatus,
     id: *mut c_ulonglong,
     graph: *mut CUgraph,
     dependencies: *mut *const CUgraphNode,
-    edges: *mut *const std::ffi::c_void,
+    edges: *mut *const c_void,
     count: *mut usize,
 ) -> u32 {
     call(Function::cuStreamGetCaptureInfo_v3, |session| {
@@ -107,32 +107,43 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v3(
         if session.state.implicitly_captured(slot) {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
         }
-        let state = &*session.state;
+        let said = capture_status(session, slot);
+        let state = &mut *session.state;
         let capture = state.streams.get(slot).capture;
-        let capture = capture.and_then(|index| state.captures.get(index));
-        // SAFETY: the module's contract: all but the status may be null.
-        unsafe {
-            give(status, capture_status(session, slot))?;
-            if let Some(capture) = capture {
-                if !id.is_null() {
-                    give(id, capture.id)?;
+        let (mut number, mut of, mut nodes): (_, CUgraph, _) = (0, null_mut(), (null(), 0));
+        if let Some(capture) = capture.and_then(|index| state.captures.get_mut(index)) {
+            (number, of) = (capture.id, state.graphs.handle(capture.graph) as CUgraph);
+            if let Some(part) = capture.part(slot) {
+                let handles = part.ends.iter().map(|end| node_handle(of, *end) as u64);
+                // Where nothing has changed, what was told before may still be read.
+                if !handles.clone().eq(part.told.iter().copied()) {
+                    part.told = handles.collect();
                 }
-                if !graph.is_null() {
-                    give(graph, state.graphs.handle(capture.graph) as CUgraph)?;
-                }
-            }
-            if !dependencies.is_null() {
-                give(dependencies, std::ptr::null())?;
-            }
-            if !edges.is_null() {
-                give(edges, std::ptr::null())?;
-            }
-            if !count.is_null() {
-                give(count, 0)?;
+                nodes = (part.told.as_ptr().cast(), part.told.len());
             }
         }
-        Ok(())
+        // SAFETY: the module's contract: all but the status may be null.
+        unsafe {
+            give(status, said)?;
+            if capture.is_some() {
+                if_wanted(id, number)?;
+                if_wanted(graph, of)?;
+            }
+            if_wanted(dependencies, nodes.0)?;
+            if_wanted(edges, null())?;
+            if_wanted(count, nodes.1)
+        }
     })
+}
+
+/// # Safety
+/// The output is null or may be written.
+unsafe fn if_wanted<T>(to: *mut T, value: T) -> Answer {
+    match to.is_null() {
+        true => Ok(()),
+        // SAFETY: the caller's promise.
+        false => unsafe { give(to, value) },
+    }
 }
 
 /// The graph that a handle means.
@@ -183,21 +194,10 @@ pub unsafe extern "C" fn cuGraphGetNodes(
         wanted(count)?;
         let index = graph(session, handle)?;
         let found = session.state.graphs.get(index);
-        let all = found.map_or(0, |graph| graph.works.len());
+        let all = found.map_or(0, |graph| graph.nodes.len());
+        let handles = (0..all).map(|number| node_handle(handle, number));
         // SAFETY: the module's contract: `count` says how many nodes may be written.
-        unsafe {
-            if nodes.is_null() {
-                return give(count, all);
-            }
-            let room = *count;
-            for number in 0..room {
-                nodes.add(number).write(match number < all {
-                    true => node_handle(handle, number),
-                    false => null_mut(),
-                });
-            }
-            give(count, room.min(all))
-        }
+        unsafe { give_nodes(handles, nodes, count) }
     })
 }
 
@@ -210,25 +210,49 @@ fn node(session: &Session<'_>, handle: CUgraphNode) -> Answer<(CUgraph, usize)> 
     let of = (handle as u64 % NODE_STEP) as CUgraph;
     let number = (handle as u64 / NODE_STEP).checked_sub(1).ok_or(INVALID)? as usize;
     let graph = session.state.graphs.get(graph(session, of)?);
-    match graph.is_some_and(|graph| number < graph.works.len()) {
+    match graph.is_some_and(|graph| number < graph.nodes.len()) {
         true => Ok((of, number)),
         false => Err(INVALID),
     }
 }
 
-/// Adds a node that does nothing, after all that are there.
+/// The numbers of nodes of one graph.
+///
+/// # Safety
+/// So many handles may be read.
+unsafe fn numbers(
+    session: &Session<'_>,
+    of: CUgraph,
+    nodes: *const CUgraphNode,
+    count: usize,
+) -> Answer<Vec<usize>> {
+    if count > 0 && nodes.is_null() {
+        return Err(INVALID);
+    }
+    let number = |at| {
+        // SAFETY: the caller's promise.
+        let (graph, number) = node(session, unsafe { *nodes.add(at) })?;
+        (graph == of).then_some(number).ok_or(INVALID)
+    };
+    (0..count).map(number).collect()
+}
+
+/// Adds a node that does nothing.
 pub unsafe extern "C" fn cuGraphAddEmptyNode(
     to: *mut CUgraphNode,
     handle: CUgraph,
-    _dependencies: *const CUgraphNode,
-    _count: usize,
+    dependencies: *const CUgraphNode,
+    count: usize,
 ) -> u32 {
     call(Function::cuGraphAddEmptyNode, |session| {
         wanted(to)?;
         let index = graph(session, handle)?;
+        // SAFETY: the module's contract: `count` says how many there are.
+        let after = unsafe { numbers(session, handle, dependencies, count)? };
         let graph = session.state.graphs.get_mut(index).ok_or(INVALID)?;
-        graph.works.push(Work::Mark);
-        let number = graph.works.len() - 1;
+        let work = Work::Mark;
+        graph.nodes.push(Node { work, after });
+        let number = graph.nodes.len() - 1;
         // SAFETY: the module's contract.
         unsafe { give(to, node_handle(handle, number)) }
     })
@@ -240,7 +264,7 @@ pub unsafe extern "C" fn cuGraphNodeGetType(which: CUgraphNode, to: *mut CUgraph
     call(Function::cuGraphNodeGetType, |session| {
         let (of, number) = node(session, which)?;
         let graph = session.state.graphs.get(graph(session, of)?);
-        let kind = match graph.map(|graph| &graph.works[number]) {
+        let kind = match graph.map(|graph| &graph.nodes[number].work) {
             Some(Work::Fill { .. }) => CU_GRAPH_NODE_TYPE_MEMSET,
             Some(Work::Call { .. }) => CU_GRAPH_NODE_TYPE_HOST,
             Some(Work::Free { .. }) => CU_GRAPH_NODE_TYPE_MEM_FREE,
@@ -252,42 +276,74 @@ pub unsafe extern "C" fn cuGraphNodeGetType(which: CUgraphNode, to: *mut CUgraph
     })
 }
 
-/// What a node comes after: the one before it.
+/// What a node comes after: as many nodes as fit, and how many; without a place for them, how many there
+/// are.
 pub unsafe extern "C" fn cuGraphNodeGetDependencies_v2(
     which: CUgraphNode,
     dependencies: *mut CUgraphNode,
-    _edges: *mut std::ffi::c_void,
+    _edges: *mut c_void,
     count: *mut usize,
 ) -> u32 {
     call(Function::cuGraphNodeGetDependencies_v2, |session| {
         wanted(count)?;
         let (of, number) = node(session, which)?;
+        let graph = session.state.graphs.get(graph(session, of)?);
+        let after = graph.map_or(&[][..], |graph| &graph.nodes[number].after);
+        let handles = after.iter().map(|number| node_handle(of, *number));
         // SAFETY: the module's contract: `count` says how many nodes may be written.
-        unsafe {
-            if number > 0 && !dependencies.is_null() && *count > 0 {
-                give(dependencies, node_handle(of, number - 1))?;
-            }
-            give(count, number.min(1))
-        }
+        unsafe { give_nodes(handles, dependencies, count) }
     })
 }
 
-/// Would change what a capturing stream's next work comes after; here that is all that is there.
+/// # Safety
+/// `nodes` is null, or so many as `count` says may be written.
+unsafe fn give_nodes(
+    mut all: impl ExactSizeIterator<Item = CUgraphNode>,
+    nodes: *mut CUgraphNode,
+    count: *mut usize,
+) -> Answer {
+    let there = all.len();
+    // SAFETY: the caller's promise.
+    unsafe {
+        if nodes.is_null() {
+            return give(count, there);
+        }
+        let room = *count;
+        for number in 0..room {
+            nodes.add(number).write(all.next().unwrap_or(null_mut()));
+        }
+        give(count, room.min(there))
+    }
+}
+
+/// Changes what a capturing stream's next work comes after: these nodes (flag 1), or these as well (0).
 pub unsafe extern "C" fn cuStreamUpdateCaptureDependencies_v2(
     stream: CUstream,
-    _dependencies: *mut CUgraphNode,
-    _edges: *const std::ffi::c_void,
-    _count: usize,
-    _flags: c_uint,
+    dependencies: *mut CUgraphNode,
+    _edges: *const c_void,
+    count: usize,
+    flags: c_uint,
 ) -> u32 {
     call(Function::cuStreamUpdateCaptureDependencies_v2, |session| {
         let slot = session
             .state
             .stream("cuStreamUpdateCaptureDependencies", stream)?;
-        match session.state.streams.get(slot).capture {
-            Some(_) => Ok(()),
-            None => Err(CUresult::CUDA_ERROR_ILLEGAL_STATE),
+        let illegal = CUresult::CUDA_ERROR_ILLEGAL_STATE;
+        let index = session.state.streams.get(slot).capture.ok_or(illegal)?;
+        let capture = session.state.captures.get(index).ok_or(illegal)?;
+        let of = session.state.graphs.handle(capture.graph) as CUgraph;
+        if flags > 1 {
+            return Err(INVALID);
         }
+        // SAFETY: the module's contract: `count` says how many there are.
+        let nodes = unsafe { numbers(session, of, dependencies, count)? };
+        if let Some(capture) = session.state.captures.get_mut(index) {
+            if let Some(part) = capture.part(slot).filter(|_| flags == 1) {
+                part.ends.clear();
+            }
+            capture.extend(slot, &nodes);
+        }
+        Ok(())
     })
 }
 
@@ -304,7 +360,7 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
         let state = &mut *session.state;
         let graph = state.graphs.get_mut(index).ok_or(INVALID)?;
         let executable = Graph {
-            works: graph.works.clone(),
+            nodes: graph.nodes.clone(),
             owned: match graph.instantiated {
                 true => Vec::new(),
                 false => graph.owned.clone(),
@@ -332,7 +388,8 @@ pub unsafe extern "C" fn cuGraphExecDestroy(handle: CUgraphExec) -> u32 {
     })
 }
 
-/// Enqueues all that an executable recorded; a stream that captures records it again.
+/// Enqueues all that an executable recorded, in no other order than its nodes have; a stream that
+/// captures records it again.
 pub unsafe extern "C" fn cuGraphLaunch(handle: CUgraphExec, stream: CUstream) -> u32 {
     call(Function::cuGraphLaunch, |session| {
         let slot = session.state.stream("cuGraphLaunch", stream)?;
@@ -341,11 +398,8 @@ pub unsafe extern "C" fn cuGraphLaunch(handle: CUgraphExec, stream: CUstream) ->
             .healthy(session.state.streams.get(slot).device)?;
         let index = session.state.executables.index(handle as u64);
         let found = session.state.executables.get(index.ok_or(INVALID)?);
-        let works = found.map_or_else(Vec::new, |graph| graph.works.clone());
-        for work in works {
-            session.enqueue(slot, work, None);
-        }
-        session.enqueue(slot, Work::Mark, None);
+        let nodes = found.map_or_else(Vec::new, |graph| graph.nodes.clone());
+        session.launch(slot, &nodes);
         Ok(())
     })
 }
@@ -374,14 +428,14 @@ pub unsafe extern "C" fn cuGraphDebugDotPrint(
         let path = unsafe { CStr::from_ptr(path) };
         let found = session.state.graphs.get(index);
         let mut text = String::from("digraph {\n");
-        for (number, work) in found
-            .map_or(&[][..], |graph| &graph.works)
+        for (number, node) in found
+            .map_or(&[][..], |graph| &graph.nodes)
             .iter()
             .enumerate()
         {
-            text += &format!("  n{number} [label=\"{}\"];\n", work.describe());
-            if number > 0 {
-                text += &format!("  n{} -> n{number};\n", number - 1);
+            text += &format!("  n{number} [label=\"{}\"];\n", node.work.describe());
+            for before in &node.after {
+                text += &format!("  n{before} -> n{number};\n");
             }
         }
         text += "}\n";

@@ -4,6 +4,7 @@ use super::graph::capture_status;
 use crate::call::{call, give, wanted};
 use crate::context;
 use crate::failure::Function;
+use crate::graph::{Capture, Place};
 use crate::run::Session;
 use crate::state::Answer;
 use crate::stream::{Kind, MOST_URGENT};
@@ -182,9 +183,9 @@ pub unsafe extern "C" fn cuStreamWaitEvent(stream: CUstream, event: CUevent, fla
             return Err(INVALID);
         }
         let state = &mut *session.state;
-        let captured = state.events.get(index).and_then(|event| event.captured);
-        if let Some((id, from, recorded)) = captured {
-            return wait_in_capture(session, slot, (id, from, recorded));
+        let event = state.events.get(index);
+        if let Some(place) = event.and_then(|event| event.captured.clone()) {
+            return wait_in_capture(session, slot, &place);
         }
         // With a flag that says so, an event from outside is a node of the graph.
         if state.streams.get(slot).capturing && flags == 0 {
@@ -211,14 +212,11 @@ pub unsafe extern "C" fn cuStreamWaitEvent(stream: CUstream, event: CUevent, fla
 }
 
 /// A wait for an event that was recorded within a capture: the stream takes part in it from then on.
-fn wait_in_capture(
-    session: &mut Session<'_>,
-    slot: u32,
-    (id, from, recorded): (u64, u32, u64),
-) -> Answer {
+fn wait_in_capture(session: &mut Session<'_>, slot: u32, place: &Place) -> Answer {
+    let (from, recorded) = (place.slot, place.recorded);
     let state = &mut *session.state;
-    let running = state.captures.iter().find(|(_, capture)| capture.id == id);
-    let Some((index, _)) = running else {
+    let of_place = |(_, capture): &(u32, &Capture)| capture.id == place.capture;
+    let Some((index, _)) = state.captures.iter().find(of_place) else {
         // The capture is over: the event stands for nothing.
         return Err(CUresult::CUDA_ERROR_CAPTURED_EVENT);
     };
@@ -240,6 +238,7 @@ fn wait_in_capture(
         if let Some(other) = capture.part(from) {
             other.joined = other.joined.max(recorded);
         }
+        capture.extend(slot, &place.ends);
         // Whoever waits has something to hand on in turn.
         if let Some(part) = capture.part(slot) {
             part.recorded += 1;

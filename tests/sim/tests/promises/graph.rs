@@ -2,7 +2,8 @@
 
 use super::*;
 use cudarc::driver::sys::{
-    CUgraph, CUgraphExec, CUstreamCaptureMode, CUstreamCaptureMode as Mode, CUstreamCaptureStatus,
+    CUgraph, CUgraphExec, CUgraphNode, CUstreamCaptureMode, CUstreamCaptureMode as Mode,
+    CUstreamCaptureStatus,
 };
 
 const GLOBAL: CUstreamCaptureMode = Mode::CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -97,7 +98,10 @@ fn a_graph_tells_its_nodes() {
     unsafe {
         ok(cuGraphGetNodes(graph, null_mut(), &mut count));
         assert_eq!(count, 2);
-        ok(cuGraphAddEmptyNode(&mut nodes[3], graph, null_mut(), 0));
+        count = nodes.len();
+        ok(cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count));
+        assert_eq!(count, 2);
+        ok(cuGraphAddEmptyNode(&mut nodes[3], graph, &nodes[1], 1));
         count = nodes.len();
         ok(cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count));
     }
@@ -124,6 +128,121 @@ fn a_graph_tells_its_nodes() {
         assert_eq!(found, kind);
         assert_eq!(count, number.min(1));
         assert!(number == 0 || before == nodes[number - 1]);
+    }
+}
+
+/// The nodes that a captured stream's next one comes after.
+fn ends(stream: CUstream) -> Vec<CUgraphNode> {
+    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let (mut nodes, mut count) = (std::ptr::null(), 0);
+    // SAFETY: writes locals; the nodes are read before the next call.
+    unsafe {
+        ok(cuStreamGetCaptureInfo_v3(
+            stream,
+            &mut status,
+            null_mut(),
+            null_mut(),
+            &mut nodes,
+            null_mut(),
+            &mut count,
+        ));
+        (0..count).map(|at| *nodes.add(at)).collect()
+    }
+}
+
+/// The nodes that a node comes after.
+fn before(node: CUgraphNode) -> Vec<CUgraphNode> {
+    let (mut nodes, mut count) = ([null_mut(); 8], 8);
+    // SAFETY: writes locals.
+    unsafe {
+        ok(cuGraphNodeGetDependencies_v2(
+            node,
+            nodes.as_mut_ptr(),
+            null_mut(),
+            &mut count,
+        ));
+    }
+    nodes[..count].to_vec()
+}
+
+#[test]
+fn a_captured_graph_is_no_line() {
+    let _rig = Rig::new(Config::default());
+    let (a, b, address) = (stream(), stream(), alloc(1024));
+    begin(a, GLOBAL);
+    assert_eq!(ends(a), []);
+    ok(fill(address, 1, 512, a));
+    let fork = ends(a);
+    wait(b, recorded(a));
+    assert_eq!((fork.len(), ends(b)), (1, fork.clone()));
+    ok(fill(address + 512, 3, 512, a));
+    ok(fill(address, 2, 512, b));
+    let (on_a, on_b) = (ends(a), ends(b));
+    assert_ne!(on_a, on_b);
+    assert_eq!((before(on_a[0]), before(on_b[0])), (fork.clone(), fork));
+    wait(a, recorded(b));
+    assert_eq!(ends(a), [on_a[0], on_b[0]]);
+    ok(fill(address, 4, 1024, a));
+    assert_eq!(before(ends(a)[0]), [on_a[0], on_b[0]]);
+    // What comes after can be changed.
+    let mut nodes = [on_a[0]];
+    let update = cuStreamUpdateCaptureDependencies_v2;
+    // SAFETY: handles, of this capture's.
+    unsafe {
+        ok(update(b, nodes.as_mut_ptr(), std::ptr::null(), 1, 1));
+        assert_eq!(ends(b), on_a);
+        nodes = [on_b[0]];
+        ok(update(b, nodes.as_mut_ptr(), std::ptr::null(), 1, 0));
+        assert_eq!(ends(b), [on_a[0], on_b[0]]);
+    }
+    wait(a, recorded(b));
+    assert!(end(a).is_ok());
+}
+
+/// What two branches of a graph do to one place is in no order, however its streams were asked.
+#[test]
+fn branches_that_nobody_joined_race_at_each_launch() {
+    let rig = Rig::new(Config::default());
+    let (a, b, address) = (stream(), stream(), alloc(512));
+    for joined in [true, false] {
+        begin(a, GLOBAL);
+        wait(b, recorded(a));
+        ok(fill(address, 2, 512, b));
+        let join = recorded(b);
+        if joined {
+            wait(a, join);
+        }
+        ok(fill(address, 3, 512, a));
+        wait(a, join);
+        let executable = executable(end(a).expect("a whole capture"));
+        assert_eq!(rig.machine.violations(), [""; 0], "nothing has run yet");
+        launch(executable, a);
+        match joined {
+            true => assert_eq!(word(address, a), 3),
+            false => rig.one_violation("not ordered"),
+        }
+    }
+}
+
+/// Whatever order the branches run in, what follows the launch comes after all of them.
+#[test]
+fn a_launch_ends_with_all_its_branches() {
+    for seed in 0..20 {
+        let rig = Rig::new(Config::default());
+        let (a, b, c, address) = (stream(), stream(), stream(), alloc(2048));
+        begin(a, GLOBAL);
+        for (number, other) in [b, c].into_iter().enumerate() {
+            wait(other, recorded(a));
+            ok(fill(address + 512 * number as u64, 1, 512, other));
+            wait(a, recorded(other));
+        }
+        let executable = executable(end(a).expect("a whole capture"));
+        rig.machine.set_pace(Pace::Random(seed));
+        launch(executable, a);
+        ok(copy(address + 1024, address, 1024, a));
+        assert_eq!(word(address + 1024, a), 1);
+        assert_eq!(word(address + 1536, a), 1);
+        assert_eq!(rig.machine.violations(), [""; 0]);
     }
 }
 
