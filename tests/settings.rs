@@ -222,7 +222,6 @@ fn pytorchs_own_settings_are_accepted_and_named() {
         "large_segment_size_mb:40",
         "backend:cudaMallocAsync",
         "release_lock_on_cudamalloc:True",
-        "graph_capture_record_stream_reuse:True",
         "pinned_use_cuda_host_register:True",
         "pinned_num_register_threads:8",
         "pinned_use_background_threads:True",

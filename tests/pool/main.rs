@@ -6,6 +6,7 @@
 //! out. Each test ends with the pool's invariants holding and all memory back.
 
 mod basics;
+mod branches;
 mod checkpoint;
 mod counters;
 mod gpu;

@@ -36,6 +36,22 @@ impl<G: Gpu> Pool<G> {
         self.pending.push_back(Pending { block: id, until });
     }
 
+    /// What the block is called that was put off last, as long as it waits.
+    pub fn last_pending(&self) -> Option<u64> {
+        self.pending.back().map(|pending| pending.until)
+    }
+
+    /// What its own stream does from now on comes after all that other streams do with a block that waits,
+    /// by this name: that stream has it again. Nothing where it waits no more.
+    pub fn rejoin(&mut self, name: u64) {
+        // No two frees have the same time, and they wait in its order.
+        let found = self.pending.binary_search_by_key(&name, |it| it.until);
+        if let Some(Pending { block, until }) = found.ok().and_then(|at| self.pending.remove(at)) {
+            self.complete(block);
+            self.retire_to(block, self.blocks[block].slot, until);
+        }
+    }
+
     /// Looks at the events on their way, and lets go what they held up. True if any hole changed
     /// hands or any block came free.
     pub(super) fn advance(&mut self) -> bool {

@@ -47,6 +47,8 @@ macro_rules! driver_functions {
             cuStreamDestroy_v2: fn(stream: CUstream);
             cuStreamGetId: fn(stream: CUstream, id: *mut c_ulonglong);
             cuStreamIsCapturing: fn(stream: CUstream, status: *mut c_uint);
+            cuStreamGetCaptureInfo_v3: fn(stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut c_ulonglong, graph: *mut CUgraph, dependencies: *mut *const CUgraphNode, edges: *mut *const c_void, count: *mut usize);
+            cuGraphNodeGetDependencies_v2: fn(node: CUgraphNode, dependencies: *mut CUgraphNode, edges: *mut c_void, count: *mut usize);
             cuStreamGetCtx: fn(stream: CUstream, context: *mut CUcontext);
             cuThreadExchangeStreamCaptureMode: fn(mode: *mut CUstreamCaptureMode);
             cuStreamSynchronize: fn(stream: CUstream);

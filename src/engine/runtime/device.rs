@@ -1,5 +1,6 @@
 //! One device: its pool behind a lock.
 
+mod branches;
 mod checkpoint;
 mod direct;
 mod later;
@@ -12,6 +13,7 @@ pub use direct::Usage;
 pub use sharing::Shared;
 pub use supplied::Supplier;
 
+use branches::{Branches, Users};
 use later::Later;
 
 use super::gpu::{
@@ -25,7 +27,8 @@ use super::settings::{RoundUp, Settings};
 use super::shelf::{Habits, Owner, Shelf, Shelves};
 use super::together::Together;
 use crate::core::{
-    BLOCK, Counters, GroupId, Piece, Policy, Pool, Refusal, SHARED, Segment, Shortage, StreamKey,
+    BLOCK, Counters, GroupId, Live, Piece, Policy, Pool, Refusal, SHARED, Segment, Shortage,
+    StreamKey,
 };
 use crate::driver::Functions;
 use serde_json::{Value, json};
@@ -80,6 +83,15 @@ struct Private {
     supplier: Option<Arc<dyn Supplier>>,
 }
 
+/// Who uses a block beside its own stream.
+#[derive(Default)]
+struct Elsewhere {
+    /// Other devices' contexts, whose streams do.
+    contexts: Vec<usize>,
+    /// Streams of one capture, where no others do.
+    users: Option<Users>,
+}
+
 struct State {
     pool: Pool<DriverGpu>,
     round_up: RoundUp,
@@ -93,8 +105,9 @@ struct State {
     routes: Vec<Routed>,
     /// Blocks that wait for no one stream.
     later: Later,
-    /// Blocks that streams of other devices use, and those devices' contexts.
-    foreign: HashMap<u64, Vec<usize>>,
+    /// Blocks in use of which more is known than that other streams use them.
+    elsewhere: HashMap<u64, Elsewhere>,
+    branches: Branches,
     history: History,
     /// How many blocks had ever been handed out and taken back when idle memory was last looked after,
     /// and since when it has been so many.
@@ -248,7 +261,8 @@ impl Device {
             suppliers: HashMap::new(),
             routes: Vec::new(),
             later: Later::new(properties.total),
-            foreign: HashMap::new(),
+            elsewhere: HashMap::new(),
+            branches: Branches::new(settings.graph_capture_record_stream_reuse),
             history: History::default(),
             seen: (0, Duration::ZERO),
         };
@@ -510,8 +524,11 @@ impl Device {
             }
             None => state.habits.of(owner).freed(live.requested),
         }
-        self.wait_for_others(state, address);
-        state.pool.free_live(live);
+        if state.elsewhere.is_empty() {
+            state.pool.free_live(live);
+        } else {
+            self.free_shared(state, address, live);
+        }
         Ok(())
     }
 
@@ -522,21 +539,26 @@ impl Device {
         shelf.is_none_or(|mut shelf| shelf.forget(address))
     }
 
-    /// Waits for the other devices whose streams use a block that is freed: this device's events say
-    /// nothing of theirs.
-    #[inline(always)]
-    fn wait_for_others(&self, state: &mut State, address: u64) {
-        if !state.foreign.is_empty() {
-            self.wait_for_foreign(state, address);
+    /// Frees a block that was looked up, of which more may be known than that others use it.
+    #[cold]
+    #[inline(never)]
+    fn free_shared(&self, state: &mut State, address: u64, live: Live) {
+        let shared = state.pool.is_shared(address);
+        let users = self.wait_for_others(state, address);
+        state.pool.free_live(live);
+        if shared && let Some(users) = users {
+            self.note_branches(state, &live, &users);
         }
     }
 
-    #[cold]
-    #[inline(never)]
-    fn wait_for_foreign(&self, state: &mut State, address: u64) {
-        for context in state.foreign.remove(&address).into_iter().flatten() {
-            synchronize(&self.functions, context);
+    /// Waits for the other devices whose streams use a block that is freed: this device's events say
+    /// nothing of theirs. Where there are none, answers with what is known of the streams that do.
+    fn wait_for_others(&self, state: &mut State, address: u64) -> Option<Users> {
+        let Elsewhere { contexts, users } = state.elsewhere.remove(&address)?;
+        for context in &contexts {
+            synchronize(&self.functions, *context);
         }
+        users.filter(|_| contexts.is_empty())
     }
 
     /// Notes that another stream (by handle) uses the block: once freed, it is not used again
@@ -554,16 +576,17 @@ impl Device {
         }
         let context = self.properties.context;
         if let Some(other) = foreign_context(&self.functions, context, stream) {
-            let others = state.foreign.entry(address).or_default();
+            let others = &mut state.elsewhere.entry(address).or_default().contexts;
             if !others.contains(&other) {
                 others.push(other);
             }
             return Ok(());
         }
-        state
-            .pool
-            .record_use(address, key)
-            .map_err(|_| UnknownPointer)
+        let recorded = match state.branches.reuse() {
+            true => self.record_user(&mut state, address, key),
+            false => state.pool.record_use(address, key),
+        };
+        recorded.map_err(|_| UnknownPointer)
     }
 
     /// The state with every block that is not in use in the pool, and all counters up to date.
@@ -616,10 +639,12 @@ impl Device {
         (round_up.round_up(size) as u64).next_multiple_of(BLOCK)
     }
 
-    /// Rounds sizes up another way from now on. Blocks in use keep their sizes.
-    pub(super) fn set_round_up(&self, round_up: RoundUp) {
+    /// Follows what a running program may change of its settings. Blocks in use keep their sizes.
+    pub(super) fn follow(&self, settings: &Settings) {
         // What lies on shelves was rounded another way.
-        self.settled().round_up = round_up;
+        let mut state = self.settled();
+        state.round_up = settings.round_up;
+        Device::set_capture_reuse(&mut state, settings.graph_capture_record_stream_reuse);
     }
 
     /// Bytes of the largest block that a request could get now, as far as can be told beforehand: the
@@ -881,6 +906,9 @@ impl Device {
             routed.capture = Some(capturing);
             self.note_routes(state);
         }
+        if capturing {
+            self.rejoin(&mut state.branches, &mut state.pool, stream);
+        }
         From::Group(state.private(id).map_or(SHARED, |private| private.group))
     }
 
@@ -891,6 +919,9 @@ impl Device {
         self.routed.store(routed, Relaxed);
         let capturing = state.routes.iter().any(|it| it.capture != Some(false));
         state.pool.gpu_mut().capturing = capturing;
+        if !capturing {
+            Device::forget_branches(state);
+        }
         state.pool.trim_closing();
     }
 }

@@ -6,6 +6,7 @@ pub mod capture;
 mod device;
 pub mod dump;
 mod gpu;
+mod graph;
 mod helper;
 pub mod history;
 mod idle;

@@ -2,7 +2,7 @@
 
 use super::device::{Device, PoolId};
 use super::history::{self, Plan};
-use super::settings::{self, Driver, RoundUp, Settings};
+use super::settings::{self, Driver, Settings};
 use super::{asked, calls, idle, message};
 use crate::driver::sys::CUstreamCaptureMode;
 use crate::driver::{self, Functions};
@@ -95,8 +95,8 @@ impl Allocator {
             self.devices.len() as i32,
             &self.settings,
         )?;
-        if let Some(round_up) = *ROUND_UP.lock() {
-            device.set_round_up(round_up);
+        if let Some(changed) = &*CHANGED.lock() {
+            device.follow(changed);
         }
         if UNCACHED.load(Relaxed) {
             device.set_uncached(true);
@@ -122,7 +122,8 @@ impl Allocator {
     }
 
     /// All segments, of one private pool or of all memory, and with `traces` each device's history:
-    /// PyTorch's `_snapshot`, with numbers of places (`context`) for stacks (`frames`).
+    /// PyTorch's `_snapshot`, with numbers of places (`context`) for stacks (`frames`), and of the settings
+    /// what a running program may have changed.
     pub fn snapshot(&self, only: Option<PoolId>, traces: bool) -> Value {
         let mut segments = Vec::new();
         let mut device_traces = Vec::new();
@@ -138,6 +139,7 @@ impl Allocator {
             "segments": segments,
             "device_traces": device_traces,
             "external_annotations": history::annotations(),
+            "graph_capture_record_stream_reuse": reuses_in_captures(),
         })
     }
 
@@ -170,8 +172,16 @@ pub fn process_settings() -> &'static Settings {
     &SETTINGS
 }
 
-/// How sizes are rounded up since the running program has set it.
-static ROUND_UP: Mutex<Option<RoundUp>> = Mutex::new(None);
+/// The settings since the running program has set some anew, which devices that are taken up later
+/// follow, too.
+static CHANGED: Mutex<Option<Settings>> = Mutex::new(None);
+
+/// Whether blocks are reused within captures that other streams have used, as was set last.
+fn reuses_in_captures() -> bool {
+    let changed = CHANGED.lock();
+    let settings = changed.as_ref().unwrap_or_else(|| process_settings());
+    settings.graph_capture_record_stream_reuse
+}
 
 static UNCACHED: AtomicBool = AtomicBool::new(false);
 
@@ -191,16 +201,21 @@ pub fn set_uncached(uncached: bool) {
 }
 
 /// The running program has set PyTorch's settings anew, as `text` says. How sizes are rounded up follows
-/// it, but for what `CONCERTINA_CONF` says; what does not is named, once.
+/// it, and where it is named, whether captures reuse blocks, but for what `CONCERTINA_CONF` says; what
+/// does not is named, once.
 pub fn change_settings(text: &str) {
     static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let own = settings::VARIABLES[0];
-    let (settings, mut complaints) = Settings::from_lookup(|variable| match variable {
+    let (mut settings, mut complaints) = Settings::from_lookup(|variable| match variable {
         it if it == own => settings::variable_text(own),
         it if it == settings::VARIABLES[1] => Some(text.into()),
         _ => None,
     });
     complaints.retain(|line| !line.starts_with(own));
+    // As in PyTorch: a key that is not named stays as it was, but for rounding.
+    if !text.contains("graph_capture_record_stream_reuse") {
+        settings.graph_capture_record_stream_reuse = reuses_in_captures();
+    }
     let named = text.contains("expandable_segments");
     if named && settings.expandable_segments != process_settings().expandable_segments {
         let line = "expandable_segments has no effect here while the program runs: it is set in its \
@@ -214,11 +229,11 @@ pub fn change_settings(text: &str) {
             said.push(line);
         }
     }
-    *ROUND_UP.lock() = Some(settings.round_up);
+    *CHANGED.lock() = Some(settings.clone());
     let devices = allocator_in_use()
         .into_iter()
         .flat_map(|it| it.open_devices());
-    devices.for_each(|device| device.set_round_up(settings.round_up));
+    devices.for_each(|device| device.follow(&settings));
 }
 
 static ALLOCATOR: OnceCell<Option<Allocator>> = OnceCell::new();

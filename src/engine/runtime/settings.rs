@@ -49,6 +49,8 @@ pub struct Settings {
     pub preallocate: usize,
     /// Streams may be made to wait on the GPU for memory that others have freed.
     pub stream_waits: bool,
+    /// Within a capture, blocks are used again whose other streams have been joined.
+    pub graph_capture_record_stream_reuse: bool,
     /// How long a whole chunk may lie idle before it goes back to the driver; zero keeps it.
     pub idle_release: Duration,
     /// Calls are counted by calling library, too.
@@ -92,6 +94,7 @@ impl Default for Settings {
             ipc: false,
             preallocate: 0,
             stream_waits: true,
+            graph_capture_record_stream_reuse: false,
             idle_release: Duration::ZERO,
             stats_callers: false,
             stats_signal: None,
@@ -257,6 +260,10 @@ table! {
     "roundup_power2_divisions", Kind::Divisions, "none",
         sets!(round_up, Divisions(divisions) => divisions),
         "round sizes up to this fraction of a power of two, for all or by size in MiB";
+    "graph_capture_record_stream_reuse", Kind::Bool, "False",
+        sets!(graph_capture_record_stream_reuse, Bool(yes) => yes),
+        "use blocks again within a CUDA graph's capture that other streams have used, once those are \
+         joined; capturing takes longer";
     "free", Kind::Word(&["strict", "relaxed"]), "strict",
         sets!(free, Word(which) => if which == 0 { Free::Strict } else { Free::Relaxed }),
         "with `LD_PRELOAD`: `strict` makes cudaFree wait for the device, as CUDA's own does; \
@@ -286,7 +293,6 @@ table! {
     "backend", Kind::Word(&["native", "cudaMallocAsync"]), "native", Effect::Nothing, "";
     "release_lock_on_cudamalloc", Kind::Bool, "False", Effect::Nothing, "";
     "throw_on_cudamalloc_oom", Kind::Bool, "False", Effect::Nothing, "";
-    "graph_capture_record_stream_reuse", Kind::Bool, "False", Effect::Nothing, "";
     "pinned_use_cuda_host_register", Kind::Bool, "False", Effect::Pinned, "";
     "pinned_num_register_threads", Kind::PowerOfTwo(128), "1", Effect::Pinned, "";
     "pinned_use_background_threads", Kind::Bool, "False", Effect::Pinned, "";

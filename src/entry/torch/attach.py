@@ -296,6 +296,9 @@ def replace_functions(core):
         result["allocator_settings"] = {
             "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
             "expandable_segments": all(it["is_expandable"] for it in result["segments"]),
+            "graph_capture_record_stream_reuse": result.pop(
+                "graph_capture_record_stream_reuse", False
+            ),
         }
         return result
 

@@ -239,7 +239,7 @@ fn info(value: &Value) -> Option<SnapshotInfo> {
             expandable_segments: expandable,
             release_lock_on_malloc: false,
             pinned_use_host_register: false,
-            graph_capture_record_stream_reuse: false,
+            graph_capture_record_stream_reuse: value["graph_capture_record_stream_reuse"] == true,
             last_allocator_settings: CxxString::of(b"")?,
             roundup_power2_divisions: CxxVector::of(Vec::new())?,
         },

@@ -226,7 +226,7 @@ impl Device {
             // The pool named it just now.
             let _ = state.pool.free(block.start);
         }
-        state.foreign.clear();
+        state.elsewhere.clear();
         state.pool.gpu_mut().ended = ended;
         // What the driver refuses once is asked again.
         for _ in 0..2 {
