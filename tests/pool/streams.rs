@@ -2,6 +2,7 @@
 
 use crate::gpu::{Bench, Held, KIB, MIB};
 use concertina_engine::runtime::settings::Settings;
+use concertina_sim::Config;
 use std::sync::mpsc::channel;
 use std::thread;
 
@@ -74,6 +75,39 @@ fn nothing_waits_where_the_setting_forbids_it() {
     gpu.expect(second, size, 2, b);
     bench.free(second);
     bench.free(third);
+    bench.finish();
+}
+
+/// The driver is asked which stream a handle means, as it may be another one than before; but of a stream
+/// that is never destroyed only once, and not while it is captured, which to ask could end.
+#[test]
+fn a_stream_that_lasts_is_known_by_its_handle() {
+    let name = "a_stream_that_lasts_is_known_by_its_handle";
+    let Some(bench) = Bench::simulated(name, Config::default(), Settings::default()) else {
+        return;
+    };
+    let (device, machine) = (bench.device(), bench.machine());
+    let [kept, other] = [bench.gpu.stream(), bench.gpu.stream()];
+    let asked = |stream| {
+        let calls = || ["cuStreamGetId", "cuStreamIsCapturing"].map(|name| machine.calls(name));
+        let before = calls();
+        bench.free(bench.allocate(512, stream));
+        let after = calls();
+        (after[0] - before[0], after[1] - before[1])
+    };
+    bench.free(bench.allocate(512, kept));
+    let key = device.key(kept);
+    assert_eq!(asked(kept), (1, 1));
+    device.keep_stream(kept);
+    assert_eq!(asked(kept), (0, 0));
+    assert_eq!((asked(other).0, asked(0).0), (1, 0));
+    // What it had before is its own still.
+    assert_eq!(device.key(kept), key);
+    // The default streams are no such thing.
+    device.keep_stream(0);
+    device.keep_stream(PER_THREAD);
+    let elsewhere = thread::scope(|scope| scope.spawn(|| device.key(PER_THREAD)).join());
+    assert_ne!(Some(device.key(PER_THREAD)), elsewhere.ok());
     bench.finish();
 }
 

@@ -17,9 +17,11 @@ use branches::{Branches, Users};
 use later::Later;
 
 use super::gpu::{
-    DriverGpu, Properties, foreign_context, is_capturing, stream_key, synchronize, thread_number,
+    DriverGpu, Properties, foreign_context, is_capturing, keep_stream, stream_key, synchronize,
+    thread_number,
 };
 use super::history::{self, Action, Context, History};
+use super::lasting::Streams;
 use super::ledger::{Call, CallFigures, Ledger};
 use super::lock::{Apart, Guard, Lock};
 use super::message;
@@ -157,6 +159,8 @@ pub struct Device {
     fraction: AtomicU64,
     /// Some allocations go to private pools.
     routed: AtomicBool,
+    /// Streams that are never destroyed.
+    lasting: Box<Streams>,
     shelves: Shelves,
     waits: Apart<Together>,
     state: Apart<Lock<State>>,
@@ -282,6 +286,7 @@ impl Device {
             ledger,
             fraction: AtomicU64::new(settings.per_process_memory_fraction.to_bits()),
             routed: AtomicBool::new(false),
+            lasting: Box::default(),
             shelves: Shelves::new(),
             waits: Apart(Together::default()),
             state: Apart(Lock::new(state)),
@@ -315,7 +320,14 @@ impl Device {
     /// Which stream a handle means; the driver is asked, but for default streams.
     #[inline(always)]
     pub fn key(&self, stream: u64) -> StreamKey {
-        stream_key(&self.functions, self.properties.context, stream)
+        let context = self.properties.context;
+        stream_key(&self.functions, context, &self.lasting, stream)
+    }
+
+    /// The stream (by handle) is never destroyed: the driver is asked for it once more at most.
+    pub fn keep_stream(&self, stream: u64) {
+        let context = self.properties.context;
+        keep_stream(&self.functions, context, &self.lasting, stream);
     }
 
     /// [`Device::allocate`] for a stream that is known already.
@@ -564,7 +576,7 @@ impl Device {
     /// Notes that another stream (by handle) uses the block: once freed, it is not used again
     /// before that stream's work up to then is done.
     pub fn record_use(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
-        let key = stream_key(&self.functions, self.properties.context, stream);
+        let key = self.key(stream);
         let mut state = self.state.lock();
         if state.blocks.contains_key(&address) {
             // The driver waits for all work before it frees.
@@ -631,6 +643,16 @@ impl Device {
         let state = self.settled();
         let of_driver = || state.blocks.get(&address).copied();
         state.pool.size_of(address).or_else(of_driver)
+    }
+
+    /// Bytes that were asked for the block that starts at `address`, if it is in use, and the handle of
+    /// the stream that it is of.
+    pub fn block_at(&self, address: u64) -> Option<(u64, u64)> {
+        let state = self.state.lock();
+        let of_driver = || state.blocks.get(&address).map(|size| (*size, 0));
+        let live = state.pool.look_up(address);
+        live.map(|live| (live.requested, live.stream.handle))
+            .or_else(of_driver)
     }
 
     /// Bytes that a request for `size` bytes takes.

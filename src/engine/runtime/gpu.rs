@@ -1,6 +1,7 @@
 //! The pool's seam to one device, over the driver's functions.
 
 use super::capture;
+use super::lasting::Streams;
 use super::ledger::{Call, Ledger};
 use super::sharing::Spans;
 use crate::core::{Event, Gpu, Handle, Refusal, StreamKey};
@@ -217,19 +218,38 @@ fn refusal(status: u32) -> Result<(), Refusal> {
 }
 
 /// The identity of a stream, given its handle. The default stream is never destroyed and needs
-/// no call; the per-thread one is named by its thread; for others the driver is asked.
+/// no call; the per-thread one is named by its thread; for others the driver is asked, but for those
+/// that are known to last.
 #[inline]
-pub fn stream_key(functions: &Functions, context: usize, handle: u64) -> StreamKey {
+pub fn stream_key(
+    functions: &Functions,
+    context: usize,
+    lasting: &Streams,
+    handle: u64,
+) -> StreamKey {
     match handle {
         0 | LEGACY => StreamKey { handle: 0, id: 0 },
         PER_THREAD => StreamKey {
             handle,
             id: thread_number(),
         },
-        _ => StreamKey {
-            handle,
-            id: stream_id(functions, context, handle),
-        },
+        _ => {
+            let known = lasting.get(handle);
+            let id = known.unwrap_or_else(|| stream_id(functions, context, handle));
+            StreamKey { handle, id }
+        }
+    }
+}
+
+/// Has the driver never asked again for the identity of a stream that is never destroyed. No effect
+/// while the stream is captured: it cannot be asked for then.
+#[cold]
+pub fn keep_stream(functions: &Functions, context: usize, lasting: &Streams, handle: u64) {
+    if handle > PER_THREAD {
+        match stream_id(functions, context, handle) {
+            0 | CAPTURED => {}
+            id => lasting.keep(handle, id),
+        }
     }
 }
 

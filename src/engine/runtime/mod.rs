@@ -10,8 +10,10 @@ mod graph;
 mod helper;
 pub mod history;
 mod idle;
+mod lasting;
 mod ledger;
 pub mod lifecycle;
+pub mod likely;
 mod lock;
 pub mod message;
 mod registry;
@@ -28,6 +30,7 @@ pub use device::{
     Device, Figures, NotRestored, OutOfMemory, PoolId, Route, Shared, Supplier, UnknownPointer,
     Usage,
 };
+pub use lasting::Lasting;
 pub use ledger::{Call, CallFigures};
 pub use registry::{
     Allocator, allocator, allocator_in_use, change_settings, is_uncached, process_settings,

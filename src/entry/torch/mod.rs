@@ -9,6 +9,7 @@ mod filter;
 mod history;
 mod memory;
 mod profiler;
+mod raw;
 mod sharing;
 mod snapshot;
 mod supplier;
@@ -235,24 +236,28 @@ pub extern "C" fn concertina_free(
     stream: *mut CUstream_st,
 ) {
     let _ = size;
-    guard((), || {
-        if pointer.is_null() || lifecycle::in_forked_child() {
-            return;
-        }
-        let Some(allocator) = allocator_in_use() else {
-            return;
-        };
-        let here = allocator.open_device(device);
-        if here.is_some_and(|here| here.free(pointer as u64, stream as u64).is_ok()) {
-            return;
-        }
-        let elsewhere = allocator
-            .open_devices()
-            .any(|other| other.free(pointer as u64, 0).is_ok());
-        if !elsewhere {
-            unknown("concertina_free", pointer);
-        }
-    });
+    guard((), || give_back(pointer, device, stream as u64));
+}
+
+/// Takes back what was handed out, most likely by this device for this stream.
+#[inline(always)]
+fn give_back(pointer: *mut c_void, device: c_int, stream: u64) {
+    if pointer.is_null() || lifecycle::in_forked_child() {
+        return;
+    }
+    let Some(allocator) = allocator_in_use() else {
+        return;
+    };
+    let here = allocator.open_device(device);
+    if here.is_some_and(|here| here.free(pointer as u64, stream).is_ok()) {
+        return;
+    }
+    let elsewhere = allocator
+        .open_devices()
+        .any(|other| other.free(pointer as u64, 0).is_ok());
+    if !elsewhere {
+        unknown("concertina_free", pointer);
+    }
 }
 
 /// Prepares the library for `device_count` devices. Not needed: the first allocation does it too.

@@ -5,6 +5,7 @@
 //! object's table by its address; a copy of the table with our functions in those places is then put
 //! into the object. What is not where it was looked for is left as it is, and named.
 
+use super::raw::{self, CxxStream, RAW_ALLOC, RAW_DELETE};
 use super::symbols::Library;
 use super::{
     CUstream_st, allocate, concertina_begin_allocate_to_pool, concertina_empty_cache,
@@ -75,9 +76,6 @@ const SHARE_IPC_HANDLE: &CStr = member!("14shareIpcHandleEPv");
 
 /// Where it is that of 2.11.
 pub const SNAPSHOT: &CStr = member!("8snapshotESt4pairIyyEb");
-
-const RAW_ALLOC: &CStr = member!("9raw_allocEm");
-const RAW_DELETE: &CStr = member!("10raw_deleteEPv");
 
 /// What there is to know of allocators' tables once one has been fitted.
 struct Tables {
@@ -258,6 +256,11 @@ impl Object {
         if let Some(at) = self.place(&Returns(SNAPSHOT)) {
             table[at] = snapshot::snapshot as *const () as usize;
         }
+        for (name, function) in raw::slots() {
+            if let Some(at) = self.place_of(name) {
+                table[at] = function as usize;
+            }
+        }
         // For as long as the process lives, as the object does.
         let table = Box::leak(table.into_boxed_slice());
         let raw = self.place_of(RAW_ALLOC).zip(self.place_of(RAW_DELETE));
@@ -406,30 +409,13 @@ extern "C" fn reset_peak_stats(_: This, device: i8) {
     memory::reset_peaks(device.into());
 }
 
-/// `c10::cuda::CUDAStream`, passed in two registers.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct CxxStream {
-    device: [i8; 2],
-    id: i64,
-}
-
 /// `data` is a `c10::DataPtr`, whose first word is the address.
 unsafe extern "C-unwind" fn record_stream(_: This, data: *const *mut c_void, stream: CxxStream) {
-    type Handle = unsafe extern "C-unwind" fn(*const CxxStream) -> *mut CUstream_st;
-    static HANDLE: OnceLock<Option<Handle>> = OnceLock::new();
-    let handle = HANDLE.get_or_init(|| {
-        let function = Library::loaded(c"libc10_cuda.so")?.symbol(STREAM)?;
-        // SAFETY: the mangled name says what it takes and gives.
-        Some(unsafe { transmute::<*mut c_void, Handle>(function) })
-    });
-    if let Some(handle) = handle {
-        // SAFETY: the caller vouches for the reference, and the stream is a copy of the caller's.
-        unsafe { concertina_record_stream(*data, handle(&stream)) };
+    if let Some(handle) = raw::handle_of(stream) {
+        // SAFETY: the caller vouches for the reference.
+        unsafe { concertina_record_stream(*data, handle) };
     }
 }
-/// `c10::cuda::CUDAStream::stream() const`.
-const STREAM: &CStr = c"_ZNK3c104cuda10CUDAStream6streamEv";
 
 unsafe extern "C" fn begin_allocate_to_pool(
     _: This,
