@@ -255,7 +255,7 @@ def on_gpu(run, options, library, flags):
         if peers and "wrapper" not in options.skip:
             command = [*python, OURS, "wrapper", "9", count]
             for line in run.lines("the wrapper", command, 120, env):
-                case = size(line["bytes"])
+                case = f"{size(line['bytes'])}, {line['where']}"
                 run.add("wrapper", case, OURS, "ns", line["ns"])
                 run.add("wrapper", case, OURS, "floor_ns", line["floor_ns"])
         if "traces" in options.skip:

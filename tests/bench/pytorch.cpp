@@ -2,6 +2,7 @@
  * pluggable wrapper. A shared library that peer.py loads beside PyTorch. See measure.h.
  */
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include "measure.h"
@@ -66,22 +67,43 @@ extern "C" int bench_trace(const char *path, int passes) {
     });
 }
 
+/* The same as a tensor asks for it: on the thread's current stream, whatever stream is passed. */
+template <class A> struct AsTensor {
+    A &a;
+
+    void *take(size_t bytes, Stream) { return a.allocator->allocate(bytes).release_context(); }
+
+    void give(void *p, size_t bytes, Stream stream) { a.give(p, bytes, stream); }
+};
+
 /* One pair through the wrapper, in turns with the empty allocator. */
 extern "C" int bench_wrapper(int repeats, long count) {
     return guarded([&] {
         Current a;
         Empty empty;
         Driver driver;
-        Stream stream = driver.stream();
-        for (size_t bytes : {512, 65536, 8 << 20}) {
+        auto compare = [&](auto &a, auto &empty, const char *where, size_t bytes, Stream stream) {
             std::vector<double> ours, floor;
             for (int repeat = 0; repeat < repeats; repeat++) {
                 ours.push_back(pair(a, bytes, stream, {1, count}));
                 floor.push_back(pair(empty, bytes, stream, {1, count}));
             }
-            printf("{\"bench\":\"wrapper\",\"bytes\":%zu,\"ns\":%.1f,\"floor_ns\":%.1f}\n", bytes,
-                   median(ours), median(floor));
+            printf("{\"bench\":\"wrapper\",\"where\":\"%s\",\"bytes\":%zu,\"ns\":%.1f,"
+                   "\"floor_ns\":%.1f}\n",
+                   where, bytes, median(ours), median(floor));
             fflush(stdout);
+        };
+        AsTensor<Current> tensor{a};
+        AsTensor<Empty> nothing{empty};
+        auto own = c10::cuda::getStreamFromPool();
+        Stream made = driver.stream();
+        for (size_t bytes : {512, 65536, 8 << 20}) {
+            compare(a, empty, "the default stream", bytes, nullptr);
+            compare(a, empty, "a created stream", bytes, made);
+            c10::cuda::setCurrentCUDAStream(own);
+            compare(tensor, nothing, "a tensor on a stream of PyTorch's", bytes, nullptr);
+            c10::cuda::setCurrentCUDAStream(c10::cuda::getDefaultCUDAStream());
+            compare(tensor, nothing, "a tensor on the default stream", bytes, nullptr);
         }
     });
 }

@@ -23,29 +23,34 @@ impl<const PLACES: usize> Lasting<PLACES> {
         }
     }
 
-    fn tries(&self, key: u64) -> impl Iterator<Item = &[AtomicU64; 2]> {
-        let first = super::shelf::spread(key) >> 32;
-        (first as usize..first as usize + TRIES).map(|at| &self.places[at % PLACES])
+    #[inline]
+    fn place(&self, key: u64, turn: usize) -> &[AtomicU64; 2] {
+        let home = (super::shelf::spread(key) >> 32) as usize;
+        &self.places[(home + turn) % PLACES]
     }
 
     /// What was kept for the key.
     #[inline]
     pub fn get(&self, key: u64) -> Option<u64> {
-        for [known, value] in self.tries(key) {
-            match known.load(Ordering::Acquire) {
-                0 => return None,
-                it if it == key => {
-                    return Some(value.load(Ordering::Relaxed)).filter(|it| *it != 0);
-                }
-                _ => {}
-            }
+        let [known, value] = self.place(key, 0);
+        match known.load(Ordering::Acquire) {
+            0 => None,
+            it if it == key => Some(value.load(Ordering::Relaxed)).filter(|it| *it != 0),
+            _ => self.get_further(key),
         }
-        None
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn get_further(&self, key: u64) -> Option<u64> {
+        let mut further = (1..TRIES).map(|turn| self.place(key, turn));
+        let [_, value] = further.find(|[known, _]| known.load(Ordering::Acquire) == key)?;
+        Some(value.load(Ordering::Relaxed)).filter(|it| *it != 0)
     }
 
     /// Keeps what holds for the key from now on, which is not 0. Whoever else does keeps the same.
     pub fn keep(&self, key: u64, holds: u64) {
-        for [known, value] in self.tries(key) {
+        for [known, value] in (0..TRIES).map(|turn| self.place(key, turn)) {
             let taken = known.compare_exchange(0, key, Ordering::AcqRel, Ordering::Acquire);
             if taken.is_ok() || taken == Err(key) {
                 // Until it is there the key counts as not known.
