@@ -24,17 +24,22 @@ pub struct Bins {
 #[inline(always)]
 fn bin_of(size: u64) -> usize {
     let units = size / BLOCK;
-    if units < STEPS {
-        return units as usize;
-    }
-    let power = 63 - units.leading_zeros() - STEP_BITS;
+    // 0 for what is exact.
+    let power = 63 - STEP_BITS - (units | STEPS).leading_zeros();
     (STEPS as usize) * power as usize + (units >> power) as usize
 }
 
 /// The last of a bin's sizes that are smaller, and the first that is not; `NONE` where there is none.
+///
+/// Most bins hold one size or none, and which is as good as random: the first step is made without a
+/// branch, which would be mispredicted every other time.
 #[inline(always)]
 fn larger(nodes: &[Block], first: BlockId, size: u64) -> (BlockId, BlockId) {
-    let (mut less, mut at) = (NONE, first);
+    let head = &nodes[first as usize];
+    let (mut less, mut at) = match head.size < size {
+        true => (first, head.more),
+        false => (NONE, first),
+    };
     while nodes[at as usize].size < size {
         less = at;
         at = nodes[at as usize].more;
@@ -66,29 +71,24 @@ impl Bins {
     pub fn best(&self, nodes: &[Block], size: u64) -> BlockId {
         let bin = bin_of(size);
         let at = larger(nodes, self.heads[bin], size).1;
-        if at != NONE {
-            return at;
-        }
-        match self.next_bin(bin + 1) {
-            Some(bin) => self.heads[bin],
-            None => NONE,
-        }
+        // Looked up in any case: whether it is needed cannot be predicted.
+        let beyond = self.heads[self.next_bin(bin + 1)];
+        if at != NONE { at } else { beyond }
     }
 
+    /// The first bin from here on that is not empty, or the last one of all, which always is.
     #[inline(always)]
-    fn next_bin(&self, from: usize) -> Option<usize> {
+    fn next_bin(&self, from: usize) -> usize {
         let word = from / 64;
-        let here = self.words.get(word)? & (!0 << (from % 64));
-        if here != 0 {
-            return Some(word * 64 + here.trailing_zeros() as usize);
-        }
+        let here = self.words[word] & (!0 << (from % 64));
         // There are fewer words than bits in the summary.
-        let later = self.summary & (!1 << word);
-        if later == 0 {
-            return None;
-        }
-        let word = later.trailing_zeros() as usize;
-        Some(word * 64 + self.words[word].trailing_zeros() as usize)
+        let later = (self.summary & (!1 << word)).trailing_zeros() as usize;
+        let later = later.min(WORDS - 1);
+        let (word, bits) = match here {
+            0 => (later, self.words[later]),
+            _ => (word, here),
+        };
+        word * 64 + (bits.trailing_zeros() as usize).min(63)
     }
 
     #[inline(always)]
@@ -137,15 +137,13 @@ impl Bins {
         }
         nodes[more as usize].less = less;
         nodes[less as usize].more = more;
-        if less == NONE {
-            self.heads[bin] = more;
-            if more == NONE {
-                self.words[bin / 64] &= !(1 << (bin % 64));
-                if self.words[bin / 64] == 0 {
-                    self.summary &= !(1 << (bin / 64));
-                }
-            }
-        }
+        // No branches: which of several sizes goes, or whether it was the only one, is as good as random.
+        let head = &mut self.heads[bin];
+        *head = if less == NONE { more } else { *head };
+        let empty = u64::from(*head == NONE);
+        let word = &mut self.words[bin / 64];
+        *word &= !(empty << (bin % 64));
+        self.summary &= !(u64::from(*word == 0) << (bin / 64));
     }
 
     /// Makes `id` stand for its size between two others of its bin, and before another of its size.
@@ -164,9 +162,8 @@ impl Bins {
         (node.less, node.more) = (less, more);
         nodes[more as usize].less = id;
         nodes[less as usize].more = id;
-        if less == NONE {
-            self.heads[bin] = id;
-        }
+        let head = &mut self.heads[bin];
+        *head = if less == NONE { id } else { *head };
     }
 
     /// The largest block, or `NONE`.

@@ -44,11 +44,7 @@ impl Class {
     /// The class of a block of `size` bytes.
     #[inline]
     pub fn of(size: u64) -> Self {
-        if size <= super::SMALL {
-            Class::Small
-        } else {
-            Class::Large
-        }
+        [Class::Small, Class::Large][usize::from(size > super::SMALL)]
     }
 }
 

@@ -1,13 +1,16 @@
 //! From an address to the block that starts there: a hash whose places hold the first of a chain of
-//! blocks each, linked through their nodes. There are at least twice as many places as blocks, so
-//! most chains are one long, and what is looked up has its node read anyway: look-up, insertion and
-//! removal touch one cache line besides it.
+//! blocks each, linked through their nodes. There are at least four times as many places as blocks, so
+//! nearly all chains are one long, and what is looked up has its node read anyway: look-up, insertion and
+//! removal touch one cache line besides it, and whether a chain goes on is predicted well.
 //!
 //! The table grows by one place at a time (linear hashing): the chain of one place is divided among
 //! that and the new one. So no insertion takes longer because there are many blocks.
 
 use super::block::{Block, BlockId, NONE};
 use crate::array::Array;
+
+/// Places for each block.
+const SPARE: usize = 4;
 
 /// Maps the addresses of blocks handed out to their blocks.
 pub struct Table {
@@ -56,7 +59,7 @@ impl Table {
     pub fn find(&self, nodes: &[Block], address: u64) -> (BlockId, usize) {
         let home = self.home(address);
         let mut id = self.places[home];
-        while id != NONE && nodes[id as usize].address != address {
+        while nodes[id as usize].address != address && id != NONE {
             id = nodes[id as usize].chain;
         }
         (id, home)
@@ -70,7 +73,7 @@ impl Table {
     #[inline(always)]
     pub fn insert(&mut self, nodes: &mut [Block], id: BlockId) {
         self.count += 1;
-        while self.count * 2 > self.places.len() {
+        while self.count * SPARE > self.places.len() {
             self.grow(nodes);
         }
         self.link(nodes, id);
