@@ -63,6 +63,11 @@ impl Slot {
         self.resting.as_ref().is_some_and(|bins| !bins.is_empty())
     }
 
+    /// Whether any block or hole is the stream's, or will be.
+    fn holds(&self) -> bool {
+        self.live > 0 || !self.bins.is_empty() || self.rests()
+    }
+
     /// Takes a hole in as the newest.
     #[inline(always)]
     pub fn insert(&mut self, nodes: &mut [Block], id: BlockId) {
@@ -199,10 +204,9 @@ impl Slots {
     /// A new slot, in the place of one that holds nothing where there is one; so many
     /// streams that come and go cost no more than the most that held memory at once.
     fn place(&mut self, key: StreamKey, group: GroupId, idle: Option<u16>) -> Option<u16> {
-        let vacant = (0..).zip(&self.list).position(|(at, slot)| {
-            let empty = slot.live == 0 && slot.bins.is_empty() && !slot.rests();
-            (slot.dead || slot.idle != at) && empty
-        });
+        let vacant = (0..)
+            .zip(&self.list)
+            .position(|(at, slot)| (slot.dead || slot.idle != at) && !slot.holds());
         let at = vacant.unwrap_or(self.list.len());
         let slot = u16::try_from(at).ok().filter(|slot| *slot < u16::MAX)?;
         let new = Slot::new(key, group, idle.unwrap_or(slot));
@@ -218,6 +222,12 @@ impl Slots {
             }
         }
         Some(slot)
+    }
+
+    /// Whether more than one stream has blocks or holes. Looks at no more slots than held something at once.
+    pub fn several_hold(&self) -> bool {
+        let streams = self.iter().filter(|(at, it)| *at != it.idle);
+        streams.filter(|(_, it)| it.holds()).nth(1).is_some()
     }
 
     /// How many streams have been seen.

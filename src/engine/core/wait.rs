@@ -63,18 +63,26 @@ impl<G: Gpu> Pool<G> {
         self.let_go()
     }
 
-    /// With several streams, or blocks that wait, one event for each 64th of the memory freed, and at
-    /// least a chunk of it, lets others have it soon. An event costs 163 ns (H100), and as much again
+    /// With memory of several streams, or blocks that wait, one event for each 64th of the memory freed, and
+    /// at least a chunk of it, lets others have it soon. An event costs 163 ns (H100), and as much again
     /// what is asked before it, which is lost among that many frees.
-    #[inline]
+    #[inline(always)]
     pub(super) fn keep_time(&mut self, by: StreamKey, reserved: u64) {
-        if self.clock.unmarked > (reserved / 64).max(self.granularity)
-            && (self.clock.asked() || self.slots.streams() > 1 || !self.pending.is_empty())
-        {
+        if self.clock.unmarked > (reserved / 64).max(self.granularity) {
+            self.mark_time(by);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn mark_time(&mut self, by: StreamKey) {
+        if self.clock.asked() || self.slots.several_hold() || !self.pending.is_empty() {
             self.gpu.attend(Some(by));
             self.clock.poll(&mut self.gpu);
             self.clock.mark(&mut self.gpu);
             self.gpu.attend(None);
+        } else {
+            self.clock.skip();
         }
     }
 
