@@ -138,6 +138,9 @@ pub struct Shelves {
     owners: Apart<[AtomicU64; SHELVES]>,
     /// A bit for each place whose shelf is open.
     open: AtomicU64,
+    /// A bit for each place whose own streams, or some of them, have their shelves elsewhere. So a stream
+    /// without a shelf, as most are that allocate at random, need not be looked for.
+    away: AtomicU64,
     places: [OnceLock<Box<Apart<Lock<Shelf>>>>; SHELVES],
 }
 
@@ -146,6 +149,7 @@ impl Shelves {
         Shelves {
             owners: Apart([const { AtomicU64::new(Owner::NOBODY.0) }; SHELVES]),
             open: AtomicU64::new(0),
+            away: AtomicU64::new(0),
             places: [const { OnceLock::new() }; SHELVES],
         }
     }
@@ -153,9 +157,13 @@ impl Shelves {
     /// A stream's shelf, if it has one.
     #[inline]
     pub fn of(&self, owner: Owner) -> Option<Guard<'_, Shelf>> {
-        match self.owner_of(owner.home()) == owner {
-            true => self.open(owner.home(), owner),
-            false => self.of_crowded(owner),
+        let home = owner.home();
+        if self.owner_of(home) == owner {
+            self.open(home, owner)
+        } else if self.away.load(Relaxed) & (1 << home) != 0 {
+            self.of_crowded(owner)
+        } else {
+            None
         }
     }
 
@@ -206,6 +214,7 @@ impl Shelves {
         shelf.worth = OPENS;
         self.owners[place].store(owner.0, Relaxed);
         self.open.fetch_or(1 << place, Relaxed);
+        self.find_those_away();
         Some(shelf)
     }
 
@@ -215,7 +224,15 @@ impl Shelves {
     pub fn end(&self, shelf: Guard<'_, Shelf>) {
         self.owners[shelf.place].store(Owner::NOBODY.0, Relaxed);
         self.open.fetch_and(!(1 << shelf.place), Relaxed);
+        self.find_those_away();
         drop(shelf);
+    }
+
+    fn find_those_away(&self) {
+        let owners = (0..SHELVES).map(|place| (place, self.owner_of(place)));
+        let away = owners.filter(|(place, it)| *it != Owner::NOBODY && it.home() != *place);
+        let homes = away.fold(0, |homes, (_, it)| homes | 1 << it.home());
+        self.away.store(homes, Relaxed);
     }
 
     /// Whether any is open besides the one that the caller holds.
