@@ -68,7 +68,11 @@ fn main() {
     println!("| --- | --- |{}", row(TRACES.map(|_| "---".into())));
     for slack in SLACKS {
         for share in SHARES {
-            let tuning = Tuning { slack, share };
+            let tuning = Tuning {
+                slack,
+                share,
+                ..Tuning::default()
+            };
             let taken = scripts.each_ref().map(|script| replay(script, tuning));
             let cells = taken.map(|it| format!("{:.4}, {:.0}", it.held, it.milliseconds));
             println!("| {slack} | {share} |{}", row(cells));
@@ -86,7 +90,7 @@ fn main() {
             .filter(|(_, taken)| will_do(taken))
             .min_by(|(_, a), (_, b)| cost(a).total_cmp(&cost(b)));
         match chosen {
-            Some((Tuning { slack, share }, taken)) => {
+            Some((Tuning { slack, share, .. }, taken)) => {
                 let held = taken[left_out].held;
                 println!("| {name} | {slack} | {share} | {held:.4} |");
             }

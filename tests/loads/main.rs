@@ -7,6 +7,8 @@ mod replay;
 mod script;
 mod soak;
 
+use concertina_engine::runtime::Tuning;
+use concertina_engine::runtime::settings::Settings;
 use random::Random;
 use replay::Replay;
 use script::Script;
@@ -71,4 +73,40 @@ fn generated_loads_stay_within_bounds() {
         }
     }
     assert!(beyond.is_empty(), "\n{}", beyond.join("\n"));
+}
+
+/// A simulated GPU's calls take no time, so there it is said beforehand that moving takes too much.
+#[test]
+fn memory_grows_where_moving_it_takes_too_much_time_and_only_where_it_is_cut_up() {
+    // What a script holds at most, and how many chunks its second pass moves.
+    let run = |script: &Script, patience: u64| {
+        let tuning = Tuning {
+            patience,
+            ..Tuning::default()
+        };
+        let settings = Settings {
+            tuning,
+            ..Settings::default()
+        };
+        let mut replay = Replay::with_settings(settings, 4 * script.peak_live.max(1 << 30), 0);
+        replay.make_streams(script.streams);
+        let stitches = |replay: &Replay| replay.device().figures().counters.stitches;
+        let held = replay.pass(script);
+        let first = stitches(&replay);
+        (held.max(replay.pass(script)), stitches(&replay) - first)
+    };
+    let (mut moved, mut calm) = (0, 0);
+    for seed in 0..SEEDS {
+        let script = programs::replaced(&mut Random::new(seed));
+        moved += run(&script, 100).1;
+        let (held, again) = run(&script, 0);
+        calm += again;
+        let most = script.peak_live + script.peak_live / 6 + CHUNK;
+        assert!(held <= most, "seed {seed}: {held} of {most}");
+        // Where moving keeps memory together there is nothing to gain.
+        let script = programs::training(&mut Random::new(seed));
+        assert_eq!(run(&script, 100), run(&script, 0), "seed {seed}");
+    }
+    println!("{moved} chunks moved, or {calm}");
+    assert!(calm * 20 < moved, "{calm} of {moved}");
 }

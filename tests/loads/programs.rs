@@ -210,6 +210,21 @@ pub fn small(random: &mut Random) -> Script {
     script
 }
 
+/// 2000 blocks of up to 16 MiB, of which one is replaced by another over and over.
+pub fn replaced(random: &mut Random) -> Script {
+    let mut script = Script::default();
+    let mut blocks: Vec<Block> = (0..2000)
+        .map(|_| script.take(any_size(random, 512, 16 * MIB), 0))
+        .collect();
+    for _ in 0..50_000 {
+        let at = random.below(blocks.len() as u64) as usize;
+        script.give(blocks[at]);
+        blocks[at] = script.take(any_size(random, 512, 16 * MIB), 0);
+    }
+    script.give_all(blocks);
+    script
+}
+
 /// Each power of two from the smallest to the largest is as likely as any other.
 pub fn any_size(random: &mut Random, smallest: u64, largest: u64) -> u64 {
     let power = random.between(smallest.ilog2().into(), u64::from(largest.ilog2()) + 1);

@@ -54,6 +54,10 @@ pub trait Gpu {
     /// Gives plain device memory back. The caller knows that no work uses it any more.
     fn free(&mut self, address: u64, size: u64);
 
+    /// Nanoseconds on a clock that never goes back; one that stands still where calls take no time that
+    /// means anything.
+    fn now(&self) -> u64;
+
     /// The program is asking for memory on this stream, until the next call. If the stream is being
     /// captured, nothing may be recorded, asked or waited for meanwhile: it would end the capture.
     fn attend(&mut self, stream: Option<StreamKey>);

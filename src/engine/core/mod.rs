@@ -15,6 +15,7 @@ mod check;
 mod chunk;
 mod clock;
 mod counters;
+mod effort;
 mod gpu;
 mod group;
 mod grow;

@@ -81,6 +81,7 @@ impl<G: Gpu> Pool<G> {
     /// llama_lora_ckpt from 1,000 chunks moved in a repeated pass to 420, prefetch_streams from 160 to 80.
     pub(super) fn move_chosen(&mut self, slot: u16) -> Result<(), Refusal> {
         let id = self.slots.get(slot).group;
+        let began = self.gpu.now();
         let large = self.largest_chunk(id).min(MERGED);
         let mut merged = self.mergeable(id, large);
         let chosen = std::mem::take(&mut self.chosen);
@@ -103,6 +104,7 @@ impl<G: Gpu> Pool<G> {
             self.clock.mark(&mut self.gpu);
             let bound = (self.groups[id as usize].chunks.len() * STALE).max(STALE_AT_LEAST);
             self.unmap_stale(bound, id);
+            self.effort.spend(self.gpu.now() - began);
         }
         self.chosen = chosen;
         result

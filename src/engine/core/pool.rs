@@ -7,6 +7,7 @@ use super::block::{Block, BlockId, Blocks, NONE, State, VACANT, absorb_next};
 use super::chunk::ChunkId;
 use super::clock::Clock;
 use super::counters::{Counters, Tally};
+use super::effort::Effort;
 use super::gpu::{Gpu, Refusal};
 use super::group::{Group, GroupId, SHARED};
 use super::journal::Journal;
@@ -42,6 +43,10 @@ pub struct Tuning {
     /// 0.17 s of driver calls to grow to 33 GB (H100) and holds 1.009 of what is live. Half of that
     /// where a limit makes waste dearer: its smallest limit is 1.004 rather than 1.005.
     pub share: u64,
+    /// How much of the program's time moving chunks may take, in thousandths, before memory that is cut
+    /// up too finely to be joined within `slack` grows instead, within bounds. At a tenth what is left of it
+    /// is small beside what else a program does.
+    pub patience: u64,
 }
 
 impl Default for Tuning {
@@ -49,6 +54,7 @@ impl Default for Tuning {
         Tuning {
             slack: 9,
             share: 1024,
+            patience: 100,
         }
     }
 }
@@ -101,6 +107,7 @@ pub struct Pool<G> {
     pub(super) pending: VecDeque<Pending>,
     pub(super) clock: Clock,
     pub(super) rest: Rest,
+    pub(super) effort: Effort,
     pub(super) counters: Tally,
     pub(super) journal: Journal,
     /// Supplied segments that are not needed any more, by address and size.
@@ -133,6 +140,7 @@ impl<G: Gpu> Pool<G> {
             pending: VecDeque::new(),
             clock: Clock::new(),
             rest: Rest::default(),
+            effort: Effort::new(),
             counters: Tally::default(),
             journal: Journal::default(),
             returned: Vec::new(),

@@ -34,6 +34,7 @@ pub fn cuda() -> Result<Functions, String> {
     macro_rules! load {
         ($($name:ident: fn($($argument:ident: $kind:ty),*);)*) => {
             Functions {
+                simulated: false,
                 $($name: {
                     let address = find(stringify!($name))?;
                     // SAFETY: the driver's function of this name has this signature

@@ -21,6 +21,8 @@ macro_rules! define_table {
         #[allow(non_snake_case, missing_docs)]
         #[derive(Clone, Copy)]
         pub struct Functions {
+            /// They are the simulated GPU's, whose calls take no time that means anything.
+            pub simulated: bool,
             $(pub $name: unsafe extern "C" fn($($argument: $kind),*) -> u32,)*
         }
     };

@@ -5,7 +5,7 @@ use super::functions::driver_functions;
 
 macro_rules! simulated {
     ($($name:ident: fn($($argument:ident: $kind:ty),*);)*) => {
-        Functions { $($name: concertina_sim::$name,)* }
+        Functions { simulated: true, $($name: concertina_sim::$name,)* }
     };
 }
 

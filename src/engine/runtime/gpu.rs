@@ -10,6 +10,7 @@ use crate::driver::sys::*;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
 
 const OUT_OF_MEMORY: u32 = CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
 
@@ -83,6 +84,8 @@ pub struct DriverGpu {
     attending: bool,
     /// Chunks are made for all that the device can do with them.
     with_extras: bool,
+    /// What time counts from.
+    made: Instant,
     /// What other processes may ask for.
     pub spans: Spans,
     /// The context is gone, and all its work with it: there is nothing to wait for.
@@ -369,6 +372,7 @@ impl DriverGpu {
             capturing: false,
             attending: false,
             with_extras: true,
+            made: Instant::now(),
             spans: Spans::default(),
             ended: false,
         }
@@ -554,6 +558,13 @@ impl Gpu for DriverGpu {
     fn free(&mut self, address: u64, size: u64) {
         self.spans.forget(address);
         self.give_back(Leftover::Segment { address, size });
+    }
+
+    fn now(&self) -> u64 {
+        match self.functions.simulated {
+            true => 0,
+            false => self.made.elapsed().as_nanos() as u64,
+        }
     }
 
     fn attend(&mut self, stream: Option<StreamKey>) {

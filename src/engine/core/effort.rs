@@ -1,0 +1,62 @@
+//! How much of the program's time goes into moving chunks.
+//!
+//! A pool that blocks of all sizes come to and leave at random is cut up so finely that its last percents
+//! of memory cost moves without end: 2000 blocks of up to 16 MiB kept half of a program's time busy that
+//! does nothing but replace them (H100), and 5 % more memory ends that. What such a pool may take instead
+//! is a question of time, which only the GPU's side can tell.
+
+/// How long the moves are looked at before it is said whether they take too much. Two steps of a training
+/// job, or so; less could be one large request.
+const WINDOW: u64 = 50_000_000;
+
+/// Times in nanoseconds, all on one clock.
+pub struct Effort {
+    /// Since when `spent` counts.
+    since: u64,
+    spent: u64,
+    too_much: bool,
+}
+
+impl Effort {
+    pub fn new() -> Self {
+        Effort {
+            since: 0,
+            spent: 0,
+            too_much: false,
+        }
+    }
+
+    /// Chunks were moved for so long.
+    pub fn spend(&mut self, nanoseconds: u64) {
+        self.spent += nanoseconds;
+    }
+
+    /// Whether moving has lately taken more than `patience`, in thousandths of the time; with none it
+    /// always has.
+    pub fn is_too_much(&mut self, now: u64, patience: u64) -> bool {
+        let elapsed = now.saturating_sub(self.since);
+        if elapsed >= WINDOW {
+            self.too_much = self.spent.saturating_mul(1000) > elapsed.saturating_mul(patience);
+            (self.since, self.spent) = (now, 0);
+        }
+        self.too_much || patience == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_counts_is_the_share_of_the_last_window() {
+        let mut effort = Effort::new();
+        effort.spend(WINDOW / 10);
+        assert!(!effort.is_too_much(WINDOW - 1, 100));
+        assert!(!effort.is_too_much(WINDOW, 100));
+        effort.spend(WINDOW / 10 + 1);
+        assert!(!effort.is_too_much(2 * WINDOW - 1, 100));
+        assert!(effort.is_too_much(2 * WINDOW, 100));
+        assert!(effort.is_too_much(3 * WINDOW - 1, 100));
+        assert!(!effort.is_too_much(3 * WINDOW, 100));
+    }
+}
