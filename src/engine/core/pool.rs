@@ -94,6 +94,14 @@ pub struct Live {
     pub stream: StreamKey,
 }
 
+impl Live {
+    /// A small number that no other block in use has.
+    #[inline]
+    pub fn index(&self) -> usize {
+        self.id as usize
+    }
+}
+
 /// The pool of one device, private pools included. One caller at a time.
 pub struct Pool<G> {
     pub(super) gpu: G,

@@ -4,6 +4,7 @@ mod branches;
 mod checkpoint;
 mod direct;
 mod later;
+mod magazine;
 mod sharing;
 mod supplied;
 mod uncached;
@@ -15,17 +16,18 @@ pub use supplied::Supplier;
 
 use branches::{Branches, Users};
 use later::Later;
+use magazine::{Holders, Magazines};
 
 use super::gpu::{
-    DriverGpu, Properties, foreign_context, is_capturing, keep_stream, stream_key, synchronize,
-    thread_number,
+    DriverGpu, Properties, UNORDERED, foreign_context, is_capturing, keep_stream, stream_key,
+    synchronize, thread_number,
 };
 use super::history::{self, Action, Context, History};
 use super::lasting::Streams;
 use super::ledger::{Call, CallFigures, Ledger};
 use super::lock::{Apart, Guard, Lock};
 use super::message;
-use super::settings::{RoundUp, Settings};
+use super::settings::{Free, RoundUp, Settings};
 use super::shelf::{Habits, Owner, Shelf, Shelves};
 use super::together::Together;
 use crate::core::{
@@ -107,6 +109,8 @@ struct State {
     routes: Vec<Routed>,
     /// Blocks that wait for no one stream.
     later: Later,
+    /// Which threads' magazines know which blocks.
+    holders: Holders,
     /// Blocks in use of which more is known than that other streams use them.
     elsewhere: HashMap<u64, Elsewhere>,
     branches: Branches,
@@ -162,6 +166,10 @@ pub struct Device {
     /// Streams that are never destroyed.
     lasting: Box<Streams>,
     shelves: Shelves,
+    /// Blocks of no stream's that were freed without waiting.
+    magazines: Magazines,
+    /// `free:relaxed`: they are the only ones, and no shelf is for them.
+    relaxed: bool,
     waits: Apart<Together>,
     state: Apart<Lock<State>>,
 }
@@ -254,6 +262,7 @@ impl Device {
             waits: settings.stream_waits,
             tuning: settings.tuning,
         };
+        let total = properties.total;
         let gpu = DriverGpu::new(functions, properties.clone(), ledger.clone());
         let mut state = State {
             pool: Pool::new(gpu, policy),
@@ -265,6 +274,7 @@ impl Device {
             suppliers: HashMap::new(),
             routes: Vec::new(),
             later: Later::new(properties.total),
+            holders: Holders::default(),
             elsewhere: HashMap::new(),
             branches: Branches::new(settings.graph_capture_record_stream_reuse),
             history: History::default(),
@@ -288,6 +298,8 @@ impl Device {
             routed: AtomicBool::new(false),
             lasting: Box::default(),
             shelves: Shelves::new(),
+            magazines: Magazines::new(total),
+            relaxed: settings.free == Free::Relaxed,
             waits: Apart(Together::default()),
             state: Apart(Lock::new(state)),
         })
@@ -404,6 +416,8 @@ impl Device {
             match shelf {
                 Some(shelf) if shelf.is_idle() => self.shelves.end(shelf),
                 Some(mut shelf) => shelf.track(key, address, requested, rounded),
+                // Such memory has magazines instead.
+                None if self.relaxed && key == UNORDERED => {}
                 None if state.habits.of(Owner::of(key)).asked(requested) => {
                     if let Some(mut shelf) = self.shelves.begin(key) {
                         shelf.track(key, address, requested, rounded);
@@ -516,6 +530,9 @@ impl Device {
             let known = Device::free_uncached(state, address);
             return known.then_some(()).ok_or(UnknownPointer);
         };
+        if !self.forget_in_magazine(state, &live, address) {
+            return Err(UnknownPointer);
+        }
         let owner = Owner::of(live.stream);
         let shelf = match held {
             Some(shelf) if shelf.belongs_to(owner) => Some(shelf),
@@ -544,11 +561,17 @@ impl Device {
         Ok(())
     }
 
-    /// A block in use is not to come to its stream's shelf any more. False where it lies there
-    /// already, and so is not in use.
-    fn forget(&self, owner: StreamKey, address: u64) -> bool {
-        let shelf = self.shelves.of(Owner::of(owner));
+    /// A block in use is not to come to its stream's shelf or a thread's magazine any more. False where
+    /// it lies there already, and so is not in use.
+    fn forget(&self, state: &mut State, live: &Live, address: u64) -> bool {
+        let shelf = self.shelves.of(Owner::of(live.stream));
         shelf.is_none_or(|mut shelf| shelf.forget(address))
+            && self.forget_in_magazine(state, live, address)
+    }
+
+    #[inline]
+    fn forget_in_magazine(&self, state: &mut State, live: &Live, address: u64) -> bool {
+        !self.relaxed || self.magazines.forget(live, address, &mut state.holders)
     }
 
     /// Frees a block that was looked up, of which more may be known than that others use it.
@@ -582,8 +605,8 @@ impl Device {
             // The driver waits for all work before it frees.
             return Ok(());
         }
-        let owner = state.pool.stream_of(address).ok_or(UnknownPointer)?;
-        if !self.forget(owner, address) {
+        let live = state.pool.look_up(address).ok_or(UnknownPointer)?;
+        if !self.forget(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         let context = self.properties.context;
@@ -601,11 +624,29 @@ impl Device {
         recorded.map_err(|_| UnknownPointer)
     }
 
-    /// The state with every block that is not in use in the pool, and all counters up to date.
+    /// The state with every block that is not in use in the pool, or set aside behind the device's lock,
+    /// and all counters up to date.
     fn settled(&self) -> Guard<'_, State> {
+        let mut state = self.with_shelves_empty();
+        self.empty_magazines(&mut state);
+        state
+    }
+
+    /// The same, but for what lies in magazines.
+    fn with_shelves_empty(&self) -> Guard<'_, State> {
         let mut state = self.state.lock();
         self.shelves.clear_all(None, &mut state.pool);
         state
+    }
+
+    fn empty_magazines(&self, state: &mut State) {
+        let State {
+            later,
+            pool,
+            holders,
+            ..
+        } = state;
+        self.magazines.empty(later, pool, holders);
     }
 
     /// Gives every chunk that is wholly free back to the driver; waits for the device first where
@@ -722,6 +763,7 @@ impl Device {
     pub fn figures_within(&self, patience: Duration) -> Option<Figures> {
         let mut state = self.state.try_lock_for(patience)?;
         self.shelves.clear_all(None, &mut state.pool);
+        self.empty_magazines(&mut state);
         Some(self.figures_of(&state))
     }
 

@@ -101,12 +101,39 @@ struct Item {
 /// Set where a block lies on the shelf: then it is not in use.
 const LIES_HERE: u64 = 1 << 63;
 
-/// What went over the shelf, in one class, since the pool was last told.
+/// What was given back and handed out again without the pool, in one class, since it was last told.
 #[derive(Clone, Copy, Default)]
-struct Recycled {
+struct OfClass {
     count: u64,
     bytes: u64,
     requested: u64,
+}
+
+/// The same in both classes.
+#[derive(Default)]
+pub struct Recycled([OfClass; 2]);
+
+impl Recycled {
+    /// Counts one more block of `size` bytes.
+    #[inline]
+    pub fn add(&mut self, size: u64, requested: u64) {
+        let of = &mut self.0[Class::of(size) as usize];
+        of.count += 1;
+        of.bytes += size;
+        of.requested += requested;
+    }
+
+    /// Tells the pool.
+    pub fn tell<G: Gpu>(&mut self, pool: &mut Pool<G>) {
+        let recycled = std::mem::take(self);
+        for class in [Class::Small, Class::Large] {
+            let of = &recycled.0[class as usize];
+            if of.count > 0 {
+                let tally = pool.tally_mut();
+                tally.recycled(class, of.count, of.bytes, of.requested);
+            }
+        }
+    }
 }
 
 /// One stream's shelf.
@@ -128,7 +155,7 @@ pub struct Shelf {
     /// Which of those remembered they are. None is forgotten for another while anything lies here: the
     /// pool is not asked for blocks then.
     lying: [u16; LENGTH],
-    recycled: [Recycled; 2],
+    recycled: Recycled,
     tracked: Box<[Item; TRACKED]>,
 }
 
@@ -204,7 +231,7 @@ impl Shelves {
                 base: 0,
                 requested: [0; LENGTH],
                 lying: [0; LENGTH],
-                recycled: Default::default(),
+                recycled: Recycled::default(),
                 tracked: Box::new([Item::default(); TRACKED]),
             })))
         });
@@ -281,10 +308,7 @@ impl Shelf {
         self.length -= 1;
         self.lying[at] = self.lying[self.length];
         self.requested[at] = self.requested[self.length];
-        let recycled = &mut self.recycled[Class::of(item.size) as usize];
-        recycled.count += 1;
-        recycled.bytes += item.size;
-        recycled.requested += requested;
+        self.recycled.add(item.size, requested);
         self.last = item.address;
         Some(item.address)
     }
@@ -373,17 +397,7 @@ impl Shelf {
 
     /// Gives what lies here back to the pool.
     pub fn clear<G: Gpu>(&mut self, pool: &mut Pool<G>) {
-        for class in [Class::Small, Class::Large] {
-            if self.recycled[class as usize].count > 0 {
-                let recycled = std::mem::take(&mut self.recycled[class as usize]);
-                pool.tally_mut().recycled(
-                    class,
-                    recycled.count,
-                    recycled.bytes,
-                    recycled.requested,
-                );
-            }
-        }
+        self.recycled.tell(pool);
         for track in &self.lying[..self.length] {
             let item = &mut self.tracked[usize::from(*track)];
             // The pool handed it out and has not had it back, so it knows it.

@@ -1,7 +1,6 @@
 //! Memory as `cudaMalloc` hands it out: any stream may use it, and giving it back waits for the device.
 
 use super::breaks::is_broken;
-use super::stream::Stream;
 use super::{Answer, attributes, capture, context, outside, real};
 use concertina_engine::runtime::settings::Free;
 use concertina_engine::runtime::{Allocator, Device, OutOfMemory, Refusal, allocator_in_use};
@@ -32,7 +31,7 @@ fn allocate_here(address: *mut u64, bytes: usize) -> Answer {
         return None;
     }
     let device = match is_broken("health") {
-        false => Stream::of(DEFAULT).ok()?.device?,
+        false => context::known_or_new(context::of_stream(DEFAULT).ok()?, DEFAULT)?,
         true => context::device()?,
     };
     if is_shareable() {

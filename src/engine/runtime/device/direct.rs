@@ -1,6 +1,7 @@
 //! What a program's own CUDA calls ask of a device: memory as `cudaMalloc` and `cudaMallocAsync` hand
 //! it out, and what can be asked about it.
 
+use super::later::Aside;
 use super::{Device, OutOfMemory, State, UnknownPointer};
 use crate::core::{Found, Gpu, StreamKey};
 use crate::runtime::capture;
@@ -37,23 +38,58 @@ impl Device {
 
     /// The same, from blocks that were set aside first ([`Device::set_aside`]); where there is no other
     /// memory, after waiting for all of them.
+    ///
+    /// Costs one lock that no other thread takes where this one has given back blocks of the same size,
+    /// else the device's.
+    #[inline]
     pub fn allocate_from_aside(&self, size: usize) -> Result<u64, Box<OutOfMemory>> {
-        let mut state = self.state.lock();
-        let State { later, pool, .. } = &mut *state;
-        if let Some(address) = later.take(size as u64, pool) {
-            return Ok(address);
+        let taken = self.magazines.own().take(size as u64);
+        match taken {
+            Some(address) => Ok(address),
+            None => self.allocate_from_store(size),
         }
-        drop(state);
-        match self.allocate_unordered(size) {
-            Err(_) if self.take_back_aside() => self.allocate_unordered(size),
+    }
+
+    #[inline(never)]
+    fn allocate_from_store(&self, size: usize) -> Result<u64, Box<OutOfMemory>> {
+        let requested = size as u64;
+        {
+            let mut state = self.state.lock();
+            let mut own = self.magazines.own();
+            let State {
+                later,
+                pool,
+                holders,
+                ..
+            } = &mut *state;
+            while own.advance(self.magazines.share(), later, pool, holders) {
+                if let Some(address) = own.take(requested) {
+                    return Ok(address);
+                }
+            }
+            if let Some(block) = later.take(requested, pool) {
+                own.know(block, self.magazines.share(), holders);
+                return Ok(block.address);
+            }
+        }
+        let address = match self.allocate_without_shelf(size, UNORDERED) {
+            Err(_) if self.take_back_aside() => self.allocate_without_shelf(size, UNORDERED),
             block => block,
+        }?;
+        let mut state = self.state.lock();
+        let mut own = self.magazines.own();
+        let State { pool, holders, .. } = &mut *state;
+        let live = pool.look_up(address).filter(|it| it.stream == UNORDERED);
+        if let Some(live) = live {
+            own.know(Aside { address, live }, self.magazines.share(), holders);
         }
+        Ok(address)
     }
 
     /// Waits until all that was set aside is idle, and gives it to the pool. False where there was
     /// nothing, or waiting is not possible.
     pub fn take_back_aside(&self) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.settled();
         let State { later, pool, .. } = &mut *state;
         let waited = later.bytes() > 0 && pool.gpu_mut().synchronize();
         if waited {
@@ -64,18 +100,49 @@ impl Device {
 
     /// Takes back a block that work on any stream may still use: it is handed out again, for a request
     /// of the same size, once all work of the device up to now is done. Does not wait.
+    ///
+    /// Costs one lock that no other thread takes where this one was handed the block, else the device's.
+    #[inline]
     pub fn set_aside(&self, address: u64) -> Result<(), UnknownPointer> {
-        let mut state = self.state.lock();
-        let State { later, pool, .. } = &mut *state;
-        let live = pool.look_up(address).ok_or(UnknownPointer)?;
-        if !self.forget(live.stream, address) {
-            return Err(UnknownPointer);
+        let mut own = self.magazines.own();
+        if !own.put(address) {
+            drop(own);
+            return self.set_aside_in_store(address);
         }
+        if own.is_full(self.magazines.share()) {
+            drop(own);
+            self.close_own();
+        }
+        Ok(())
+    }
+
+    /// Puts an event behind what the calling thread has given back.
+    #[inline(never)]
+    fn close_own(&self) {
+        let mut state = self.state.lock();
+        let mut own = self.magazines.own();
+        let State {
+            later,
+            pool,
+            holders,
+            ..
+        } = &mut *state;
+        own.close(self.magazines.share(), later, pool, holders);
+    }
+
+    #[inline(never)]
+    fn set_aside_in_store(&self, address: u64) -> Result<(), UnknownPointer> {
+        let mut state = self.state.lock();
+        let live = state.pool.look_up(address).ok_or(UnknownPointer)?;
         if live.stream != UNORDERED {
             drop(state);
             return self.free_later(address);
         }
-        match later.put(address, live, pool) {
+        if !self.forget(&mut state, &live, address) {
+            return Err(UnknownPointer);
+        }
+        let State { later, pool, .. } = &mut *state;
+        match later.put(Aside { address, live }, pool) {
             true => Ok(()),
             false => Err(UnknownPointer),
         }
@@ -85,14 +152,15 @@ impl Device {
     /// of the device up to now is done. Does not wait.
     pub fn free_later(&self, address: u64) -> Result<(), UnknownPointer> {
         let mut state = self.state.lock();
-        let owner = state.pool.stream_of(address).ok_or(UnknownPointer)?;
+        let live = state.pool.look_up(address).ok_or(UnknownPointer)?;
+        let owner = live.stream;
         // Any other than the owner makes the block wait.
         let other = StreamKey {
             handle: owner.handle,
             id: !owner.id,
         };
         let aside = owner == UNORDERED && state.pool.is_shared(address);
-        if aside || !self.forget(owner, address) {
+        if aside || !self.forget(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         self.wait_for_others(&mut state, address);
@@ -125,16 +193,24 @@ impl Device {
 
     /// Whether a block in use starts at `address`. Asks the driver nothing.
     pub fn knows(&self, address: u64) -> bool {
-        let state = self.state.lock();
-        state.pool.stream_of(address).is_some() && !state.pool.is_shared(address)
+        self.is_the_programs(&self.state.lock(), address)
+    }
+
+    /// The same under the device's lock. What is set aside is in use to the pool, and not to the program.
+    fn is_the_programs(&self, state: &State, address: u64) -> bool {
+        let live = state.pool.look_up(address);
+        live.is_some_and(|live| {
+            live.stream != UNORDERED
+                || !state.pool.is_shared(address)
+                    && !self.magazines.has(&live, address, &state.holders)
+        })
     }
 
     /// The block in use around an address, which need not be its start.
     pub fn find(&self, address: u64) -> Option<Found> {
-        let state = self.settled();
+        let state = self.with_shelves_empty();
         let found = state.pool.block_around(address);
-        // What is set aside is in use to the pool, and not to the program.
-        found.filter(|it| it.stream != UNORDERED || !state.pool.is_shared(it.start))
+        found.filter(|it| self.is_the_programs(&state, it.start))
     }
 
     /// Whether to the driver the byte at `address` belongs to an allocation of the pool's, which it
@@ -221,7 +297,9 @@ impl Device {
         later.give_back(pool);
         let blocks: Vec<Found> = state.pool.blocks_in_use().collect();
         for block in blocks {
-            self.forget(block.stream, block.start);
+            if let Some(live) = state.pool.look_up(block.start) {
+                self.forget(&mut state, &live, block.start);
+            }
             sharing::forget(block.start);
             // The pool named it just now.
             let _ = state.pool.free(block.start);

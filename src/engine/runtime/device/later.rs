@@ -1,26 +1,26 @@
-//! Blocks that the program gave back while work on any stream may still use them (`free:relaxed`).
+//! Blocks that the program gave back while work on any stream may still use them (`free:relaxed`), as far
+//! as no thread has them in its magazine (`magazine`).
 //!
 //! They are set aside in batches, each behind one event of the whole device, and handed out again for
 //! the same size once it has passed: an event costs more than a pair of calls may. To the pool they are
 //! in use meanwhile, and marked as shared.
 
+use super::magazine::BATCH;
 use crate::core::{BLOCK, Class, Event, Gpu, Live, Pool};
 use crate::runtime::gpu::DriverGpu;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Blocks behind one event, at most.
-const BATCH: usize = 64;
-
+/// A block that was given back.
 #[derive(Clone, Copy)]
-struct Aside {
-    address: u64,
-    live: Live,
+pub struct Aside {
+    pub address: u64,
+    pub live: Live,
 }
 
 impl Aside {
     #[inline]
-    fn size(self) -> u64 {
+    pub fn size(&self) -> u64 {
         self.live.requested.max(1).next_multiple_of(BLOCK)
     }
 }
@@ -88,11 +88,10 @@ impl Later {
 
     /// Sets a block aside that was looked up just now. False where it is already.
     #[inline]
-    pub fn put(&mut self, address: u64, live: Live, pool: &mut Pool<DriverGpu>) -> bool {
-        if !pool.share(&live) {
+    pub fn put(&mut self, block: Aside, pool: &mut Pool<DriverGpu>) -> bool {
+        if !pool.share(&block.live) {
             return false;
         }
-        let block = Aside { address, live };
         self.bytes += block.size();
         self.open.bytes += block.size();
         self.open.blocks.push(block);
@@ -104,8 +103,30 @@ impl Later {
         true
     }
 
+    /// Sets blocks aside that have their event already.
+    pub fn await_event(&mut self, event: Event, blocks: Vec<Aside>, pool: &mut Pool<DriverGpu>) {
+        let bytes = self.take_in(&blocks, pool);
+        self.waiting.push_back((event, Batch { blocks, bytes }));
+    }
+
+    /// Sets blocks aside that nothing uses any more.
+    pub fn restock(&mut self, blocks: Vec<Aside>, pool: &mut Pool<DriverGpu>) {
+        let bytes = self.take_in(&blocks, pool);
+        self.make_ready(Batch { blocks, bytes }, pool);
+    }
+
+    /// Notes blocks as set aside, which none of them is. Answers their bytes.
+    fn take_in(&mut self, blocks: &[Aside], pool: &mut Pool<DriverGpu>) -> u64 {
+        for block in blocks {
+            pool.share(&block.live);
+        }
+        let bytes = blocks.iter().map(Aside::size).sum();
+        self.bytes += bytes;
+        bytes
+    }
+
     /// A block of this size that nothing uses any more.
-    pub fn take(&mut self, requested: u64, pool: &mut Pool<DriverGpu>) -> Option<u64> {
+    pub fn take(&mut self, requested: u64, pool: &mut Pool<DriverGpu>) -> Option<Aside> {
         let mut found = self.pop(requested);
         // No more batches than are needed, so that what is kept for its size stays little.
         while found.is_none() && self.advance(pool) {
@@ -118,7 +139,7 @@ impl Later {
         self.ready_bytes -= size;
         let tally = pool.tally_mut();
         tally.recycled(Class::of(size), 1, size, block.live.requested);
-        Some(block.address)
+        Some(block)
     }
 
     fn pop(&mut self, requested: u64) -> Option<Aside> {
@@ -135,6 +156,11 @@ impl Later {
             return false;
         };
         pool.gpu_mut().forget(event);
+        self.make_ready(batch, pool);
+        true
+    }
+
+    fn make_ready(&mut self, batch: Batch, pool: &mut Pool<DriverGpu>) {
         if self.ready_bytes + batch.bytes > self.limit {
             self.give_back_ready(pool);
         }
@@ -145,7 +171,6 @@ impl Later {
                 .or_default()
                 .push(block);
         }
-        true
     }
 
     fn give_back_ready(&mut self, pool: &mut Pool<DriverGpu>) {

@@ -1,0 +1,185 @@
+//! Blocks that are freed without waiting: nobody has one before the work is done that may use it, none
+//! is lost and none is had twice, whichever threads free and whoever looks meanwhile.
+
+use crate::counters::identities;
+use crate::gpu::{Bench, KIB, MIB, on_card};
+use crate::random::Random;
+use concertina_engine::runtime::settings::{Free, Settings};
+use concertina_engine::runtime::{Device, UnknownPointer};
+use std::sync::mpsc;
+use std::thread;
+
+fn bench() -> Bench {
+    Bench::new(Settings {
+        free: Free::Relaxed,
+        ..Settings::default()
+    })
+}
+
+fn live(device: &Device) -> u64 {
+    device.usage().live
+}
+
+/// Gives back what was set aside, so that nothing is left.
+fn finish(bench: &Bench) {
+    bench.gpu.settle();
+    let device = bench.device();
+    device.take_back_aside();
+    assert_eq!(live(device), 0);
+    identities(&device.figures().counters);
+    assert_eq!(device.check(), Ok(()));
+    bench.finish();
+}
+
+#[test]
+fn a_block_comes_again_once_the_work_before_is_done() {
+    let bench = bench();
+    let (gpu, device) = (&bench.gpu, bench.device());
+    let (one, other) = (gpu.stream(), gpu.stream());
+    // More than go behind one event.
+    for size in [64 * KIB, MIB] {
+        let held = gpu.hold(&[one]);
+        let mut late = Vec::new();
+        for turn in 0..300 {
+            let block = device.allocate_from_aside(size as usize).expect("memory");
+            assert!(!late.contains(&block), "work may use it, in turn {turn}");
+            gpu.fill(block, size, turn, one);
+            assert_eq!(device.set_aside(block), Ok(()));
+            late.push(block);
+        }
+        assert_eq!(live(device), 0);
+        drop(held);
+        gpu.settle();
+        let again: Vec<u64> = (0..200)
+            .map(|_| device.allocate_from_aside(size as usize).expect("memory"))
+            .collect();
+        assert!(again.iter().filter(|block| late.contains(block)).count() > 100);
+        assert_eq!(live(device), 200 * size);
+        for (turn, block) in again.iter().enumerate() {
+            gpu.fill(*block, size, turn as u32, other);
+        }
+        for (turn, block) in again.iter().enumerate() {
+            gpu.expect(*block, size, turn as u32, other);
+            assert_eq!(device.set_aside(*block), Ok(()));
+        }
+    }
+    finish(&bench);
+}
+
+#[test]
+fn what_is_freed_is_no_block_any_more_whoever_asks() {
+    let bench = bench();
+    let device = bench.device();
+    let size = 64 * KIB;
+    // At first, and when it comes from the thread's own blocks.
+    for _ in 0..3 {
+        let blocks: Vec<u64> = (0..200)
+            .map(|_| device.allocate_from_aside(size as usize).expect("memory"))
+            .collect();
+        for block in &blocks {
+            assert!(device.knows(*block));
+            assert_eq!(device.find(block + 1).map(|it| it.start), Some(*block));
+            assert_eq!(device.set_aside(*block), Ok(()));
+            assert!(!device.knows(*block));
+            assert_eq!(device.find(*block), None);
+            assert_eq!(device.find(block + 1), None);
+            for _ in 0..2 {
+                assert_eq!(device.set_aside(*block), Err(UnknownPointer), "twice");
+                assert_eq!(device.free_later(*block), Err(UnknownPointer), "twice");
+            }
+            thread::scope(|scope| {
+                let again = scope.spawn(|| device.set_aside(*block)).join();
+                assert_eq!(again.expect("no panic"), Err(UnknownPointer), "twice");
+            });
+        }
+        assert_eq!(live(device), 0);
+    }
+    // A block that a thread knows goes back another way.
+    let block = device.allocate_from_aside(size as usize).expect("memory");
+    assert_eq!(device.free_idle(block), Ok(()));
+    assert_eq!(device.set_aside(block), Err(UnknownPointer));
+    let block = device.allocate_from_aside(size as usize).expect("memory");
+    assert_eq!(device.free_later(block), Ok(()));
+    assert_eq!(device.set_aside(block), Err(UnknownPointer));
+    finish(&bench);
+}
+
+#[test]
+fn memory_that_is_set_aside_is_waited_for_rather_than_missed() {
+    let bench = Bench::new(Settings {
+        free: Free::Relaxed,
+        limit: Some(64 << 20),
+        ..Settings::default()
+    });
+    let device = bench.device();
+    for size in [MIB, 16 * MIB, 4 * MIB, 64 * MIB, 512 * KIB] {
+        let count = 64 * MIB / size;
+        for _ in 0..3 {
+            let blocks: Vec<u64> = (0..count)
+                .map(|_| device.allocate_from_aside(size as usize).expect("memory"))
+                .collect();
+            for block in blocks {
+                assert_eq!(device.set_aside(block), Ok(()));
+            }
+        }
+    }
+    // All of it is a stream's, too.
+    assert!(device.take_back_aside());
+    let stream = bench.gpu.stream();
+    let block = device.allocate(64 << 20, stream).expect("memory");
+    assert_eq!(device.free(block, stream), Ok(()));
+    finish(&bench);
+}
+
+#[test]
+fn many_threads_and_those_who_look() {
+    let bench = bench();
+    let turns = if on_card() { 300 } else { 4000 };
+    let (to_free, others) = mpsc::channel::<u64>();
+    thread::scope(|scope| {
+        for seed in 0..4 {
+            let (gpu, allocator) = (bench.gpu.clone(), bench.allocator.clone());
+            let to_free = to_free.clone();
+            scope.spawn(move || {
+                let _here = gpu.enter();
+                let device = allocator.device(0).expect("a device");
+                let mut random = Random::new(seed);
+                let mut kept = Vec::new();
+                for turn in 0..turns {
+                    let size = match turn / 500 % 3 {
+                        0 => 64 * KIB,
+                        1 => (1 + random.below(40)) * 4 * KIB,
+                        _ => random.between(1, 2 * MIB),
+                    };
+                    let block = device.allocate_from_aside(size as usize).expect("memory");
+                    // Whoever has a block is the only one: its owner is written beside it.
+                    gpu.claim(block, size, seed + 1);
+                    gpu.disown(block, size);
+                    match random.below(8) {
+                        0 => to_free.send(block).expect("a receiver"),
+                        1 => kept.push(block),
+                        2 if !kept.is_empty() => {
+                            let at = random.below(kept.len() as u64) as usize;
+                            assert_eq!(device.set_aside(kept.swap_remove(at)), Ok(()));
+                            assert_eq!(device.set_aside(block), Ok(()));
+                        }
+                        _ => assert_eq!(device.set_aside(block), Ok(())),
+                    }
+                    if random.once_in(200) {
+                        identities(&device.figures().counters);
+                    }
+                }
+                for block in kept {
+                    assert_eq!(device.set_aside(block), Ok(()));
+                }
+            });
+        }
+        drop(to_free);
+        for block in others {
+            assert_eq!(bench.device().set_aside(block), Ok(()));
+        }
+    });
+    let figures = bench.device().figures().counters;
+    assert_eq!(figures.all.allocation.allocated, 4 * turns);
+    finish(&bench);
+}
