@@ -120,12 +120,18 @@ mod sim_only {
 
     #[test]
     fn a_block_comes_back_once_its_other_stream_is_joined() {
-        for reuse in [true, false] {
+        for (reuse, kept) in [(true, false), (true, true), (false, false), (false, true)] {
             let name = "a_block_comes_back_once_its_other_stream_is_joined";
             let Some(bench) = simulated(name, reuse) else {
                 return;
             };
             let streams = [(); 2].map(|()| bench.gpu.stream());
+            if kept {
+                // As PyTorch's own are: nobody asks whether they are captured.
+                for stream in streams {
+                    bench.device().keep_stream(stream);
+                }
+            }
             let capture = Capture::begin(&bench, &streams, (1, 0));
             let (sink, data) = (capture.allocate(0), capture.allocate(0));
             capture.uses(data, 0);

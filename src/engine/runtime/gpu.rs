@@ -34,11 +34,6 @@ pub const UNORDERED: StreamKey = StreamKey {
 /// stream to it; PyTorch's own streams are never destroyed.
 const CAPTURED: u64 = u64::MAX;
 
-/// Whether a stream was captured when its key was asked for.
-pub fn is_captured(stream: StreamKey) -> bool {
-    stream.id == CAPTURED && stream != UNORDERED
-}
-
 /// What one device is.
 #[derive(Clone, Debug)]
 pub struct Properties {

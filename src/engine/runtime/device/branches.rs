@@ -11,7 +11,7 @@
 
 use super::{Device, State};
 use crate::core::{Live, Pool, StreamKey, Unknown};
-use crate::runtime::gpu::{DriverGpu, is_captured};
+use crate::runtime::gpu::DriverGpu;
 use crate::runtime::graph::{Node, add_all_before, front};
 use std::collections::{HashMap, HashSet};
 
@@ -119,10 +119,6 @@ impl Device {
 
     /// A block has just been freed that streams of a capture use, and waits.
     pub(super) fn note_branches(&self, state: &mut State, block: &Live, users: &Users) {
-        // What was not allocated in a capture has been used outside it.
-        if !is_captured(block.stream) {
-            return;
-        }
         let owner = block.stream.handle;
         let mut last = Vec::new();
         // The owner comes first: if the capture is broken, its other streams may be gone.
