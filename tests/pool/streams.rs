@@ -140,6 +140,59 @@ fn chunks_of_several_streams_make_one_range_behind_their_work() {
     bench.finish();
 }
 
+/// A block that another stream used, and which is freed while that stream's work is held back.
+fn freed_while_used(bench: &Bench, size: u64, home: u64) -> (u64, Held) {
+    let user = bench.gpu.stream();
+    let block = bench.allocate(size, home);
+    let held = bench.gpu.hold(&[user]);
+    bench.gpu.fill(block, size, 1, user);
+    assert_eq!(bench.device().record_use(block, user), Ok(()));
+    bench.free(block);
+    (block, held)
+}
+
+/// Once a recorded use is over, its block is handed out before larger holes are cut, which nothing but
+/// time has called for.
+#[test]
+fn a_block_that_waited_is_the_next_of_its_size_once_it_is_unused() {
+    let bench = Bench::new(Settings::default());
+    let (size, home) = (4 * KIB, bench.gpu.stream());
+    let wall = bench.allocate(size, home);
+    let (block, held) = freed_while_used(&bench, size, home);
+    let meanwhile = bench.allocate(size, home);
+    assert_ne!(meanwhile, block);
+    held.release();
+    let next = bench.allocate(size, home);
+    assert_eq!(next, block);
+    bench.gpu.fill(next, size, 2, home);
+    let hits = bench.device().figures().counters.hits;
+    assert_eq!(
+        hits, 3,
+        "each request was met once, and the first had to grow"
+    );
+    assert_eq!(bench.device().check(), Ok(()));
+    [wall, meanwhile, next]
+        .into_iter()
+        .for_each(|block| bench.free(block));
+    bench.finish();
+}
+
+/// However many requests are met while a block waits, the device is asked a few times only.
+#[test]
+fn a_device_far_behind_is_asked_seldom() {
+    let bench = Bench::new(Settings::default());
+    let home = bench.gpu.stream();
+    let (_, held) = freed_while_used(&bench, 512, home);
+    let before = bench.calls("cuEventQuery");
+    let blocks: Vec<u64> = (0..1000).map(|_| bench.allocate(512, home)).collect();
+    let asked = bench.calls("cuEventQuery") - before;
+    assert!((1..=10).contains(&asked), "{asked} times");
+    assert!(bench.calls("cuCtxRecordEvent") <= 2);
+    held.release();
+    blocks.into_iter().for_each(|block| bench.free(block));
+    bench.finish();
+}
+
 /// A use that was recorded is waited for on the GPU too, where memory would grow otherwise.
 #[test]
 fn a_recorded_use_is_followed_rather_than_grown_past() {

@@ -10,9 +10,10 @@ use std::collections::VecDeque;
 /// for which nothing should wait.
 const MARKS: usize = 1024;
 
-/// More bytes than are freed between two marks: a request to mark looks like so many, and costs nothing
-/// where nobody makes one.
+/// More bytes than are freed between two marks: a request to mark, or to be called at every allocation
+/// while blocks wait, looks like so many, and costs nothing where nobody makes one.
 const ASKED: u64 = 1 << 62;
+const WAITED: u64 = 1 << 63;
 
 /// Counts what is freed on a device, and knows how much of it is done.
 pub struct Clock {
@@ -22,7 +23,8 @@ pub struct Clock {
     pub passed: u64,
     /// What passed has been made idle up to here.
     pub released: u64,
-    /// Bytes freed since the last mark, and [`ASKED`] if the next allocation is to mark and poll.
+    /// Bytes freed since the last mark, [`ASKED`] if the next allocation is to mark and poll, and
+    /// [`WAITED`] if blocks may wait.
     pub unmarked: u64,
     /// Events on their way, in order, and what each of them covers.
     marks: VecDeque<(Event, u64)>,
@@ -54,16 +56,26 @@ impl Clock {
     }
 
     /// That allocation is here. True if it was asked.
-    #[inline]
     pub fn asked(&mut self) -> bool {
-        let asked = self.unmarked >= ASKED;
-        self.unmarked &= ASKED - 1;
+        let asked = self.unmarked & ASKED != 0;
+        self.unmarked &= !ASKED;
         asked
+    }
+
+    /// Whether more than so many bytes were freed since the last mark.
+    pub fn has_unmarked(&self, least: u64) -> bool {
+        self.unmarked & (ASKED - 1) > least
     }
 
     /// Nobody waits for what was freed: it is looked at again when as much more is.
     pub fn skip(&mut self) {
         self.unmarked = 0;
+    }
+
+    /// Whether blocks wait, for which every allocation is told.
+    pub fn set_waited(&mut self, waited: bool) {
+        self.unmarked &= !WAITED;
+        self.unmarked |= if waited { WAITED } else { 0 };
     }
 
     /// Records an event that covers all that has been freed so far.
@@ -74,7 +86,7 @@ impl Clock {
             && let Some(event) = gpu.record()
         {
             self.marks.push_back((event, self.now));
-            self.unmarked = 0;
+            self.unmarked &= WAITED;
         }
     }
 

@@ -113,6 +113,8 @@ pub struct Pool<G> {
     pub(super) groups: Vec<Group>,
     /// In the order of being freed.
     pub(super) pending: VecDeque<Pending>,
+    /// Allocations since the first of them was put off.
+    pub(super) looks: u64,
     pub(super) clock: Clock,
     pub(super) rest: Rest,
     pub(super) effort: Effort,
@@ -146,6 +148,7 @@ impl<G: Gpu> Pool<G> {
             slots,
             groups: vec![Group::new(idle, granularity, false)],
             pending: VecDeque::new(),
+            looks: 0,
             clock: Clock::new(),
             rest: Rest::default(),
             effort: Effort::new(),
@@ -209,8 +212,10 @@ impl<G: Gpu> Pool<G> {
         let size = size.max(1).next_multiple_of(BLOCK);
         let idle = self.groups[group as usize].idle;
         let slot = self.slots.of(stream, group, idle)?;
-        let hole = self.hit(size, slot)?;
-        self.keep_time(stream, self.groups[group as usize].reserved);
+        let mut hole = self.hit(size, slot)?;
+        if self.keep_time(stream, self.groups[group as usize].reserved) {
+            hole = self.hit_again(size, slot)?;
+        }
         let size = self.taken(hole, size, group);
         Some(self.hand_out(hole, size, requested, slot))
     }
@@ -508,6 +513,14 @@ impl<G: Gpu> Pool<G> {
         let found = hole != NONE;
         self.counters.hits += u64::from(found);
         found.then_some(hole)
+    }
+
+    /// The same for a request that was met already, of which nothing has been taken yet.
+    #[cold]
+    #[inline(never)]
+    fn hit_again(&mut self, size: u64, slot: u16) -> Option<BlockId> {
+        self.counters.hits -= 1;
+        self.hit(size, slot)
     }
 
     /// The smallest hole of at least `size` bytes that the stream may use now.

@@ -33,6 +33,10 @@ impl<G: Gpu> Pool<G> {
         self.blocks[id].state = State::Pending;
         self.counters.deferred(size, self.blocks[id].detail);
         let until = self.clock.tick(size);
+        if self.pending.is_empty() {
+            self.looks = 0;
+        }
+        self.clock.set_waited(true);
         self.pending.push_back(Pending { block: id, until });
     }
 
@@ -67,24 +71,40 @@ impl<G: Gpu> Pool<G> {
     /// at least a chunk of it, lets others have it soon. An event costs 163 ns (H100), and as much again
     /// what is asked before it. Twice as many have no fewer chunks moved in prefetch_streams, whose work is
     /// 2 to 50 events late; half as many have more.
+    ///
+    /// True if a block came free that waited: another hole may be the best now.
     #[inline(always)]
-    pub(super) fn keep_time(&mut self, by: StreamKey, reserved: u64) {
-        if self.clock.unmarked > (reserved / 16).max(self.granularity) {
-            self.mark_time(by);
-        }
+    pub(super) fn keep_time(&mut self, by: StreamKey, reserved: u64) -> bool {
+        let least = (reserved / 16).max(self.granularity);
+        self.clock.unmarked > least && self.look(by, least)
     }
 
+    /// While blocks wait, also at every allocation whose number is a power of two, counted from when the
+    /// first of them was freed: the first marks, so that the second can find out. That is an event and a
+    /// question a block where the device keeps up, and a few questions in all where it is far behind.
     #[cold]
     #[inline(never)]
-    fn mark_time(&mut self, by: StreamKey) {
-        if self.clock.asked() || self.slots.several_hold() || !self.pending.is_empty() {
-            self.gpu.attend(Some(by));
-            self.clock.poll(&mut self.gpu);
-            self.clock.mark(&mut self.gpu);
-            self.gpu.attend(None);
-        } else {
-            self.clock.skip();
+    fn look(&mut self, by: StreamKey, least: u64) -> bool {
+        let waits = !self.pending.is_empty();
+        self.clock.set_waited(waits);
+        self.looks += u64::from(waits);
+        let due = waits && self.looks.is_power_of_two() && self.gpu.may_wait();
+        let much = self.clock.has_unmarked(least);
+        let asked = self.clock.asked() || much && (waits || self.slots.several_hold());
+        if !(asked || due) {
+            if much {
+                self.clock.skip();
+            }
+            return false;
         }
+        self.gpu.attend(Some(by));
+        self.clock.poll(&mut self.gpu);
+        let came = due && self.let_pending_go();
+        if asked || !self.pending.is_empty() {
+            self.clock.mark(&mut self.gpu);
+        }
+        self.gpu.attend(None);
+        came
     }
 
     /// What the clock has passed, whoever found that out, becomes free or idle. True if there was any.
@@ -94,6 +114,21 @@ impl<G: Gpu> Pool<G> {
         }
         let passed = self.clock.passed;
         self.clock.released = passed;
+        let mut changed = self.let_pending_go();
+        let slots = self
+            .slots
+            .streams_mut()
+            .filter(|(_, it)| !it.bins.is_empty());
+        let slots: Vec<u16> = slots.map(|(slot, _)| slot).collect();
+        for slot in slots {
+            changed |= self.release_passed(slot);
+        }
+        changed
+    }
+
+    /// Blocks that wait for what the clock has passed become free. True if there were any.
+    fn let_pending_go(&mut self) -> bool {
+        let passed = self.clock.passed;
         let mut changed = false;
         while let Some(done) = self.pending.front()
             && done.until <= passed
@@ -102,16 +137,9 @@ impl<G: Gpu> Pool<G> {
             self.pending.pop_front();
             self.complete(id);
             // Its own stream's work before the free is done as well.
-            self.retire_to(id, self.blocks[id].slot, passed);
+            let idle = self.slots.get(self.blocks[id].slot).idle;
+            self.retire_to(id, idle, 0);
             changed = true;
-        }
-        let slots = self
-            .slots
-            .streams_mut()
-            .filter(|(_, it)| !it.bins.is_empty());
-        let slots: Vec<u16> = slots.map(|(slot, _)| slot).collect();
-        for slot in slots {
-            changed |= self.release_passed(slot);
         }
         changed
     }
