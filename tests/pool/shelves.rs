@@ -76,6 +76,27 @@ fn habits_come_and_go() {
 }
 
 #[test]
+fn what_lies_on_a_shelf_is_no_block_any_more_whoever_asks() {
+    let bench = Bench::new(Settings::default());
+    let (device, stream) = (bench.device(), bench.gpu.stream());
+    for size in [64 * KIB, MIB / 2] {
+        for _ in 0..50 {
+            let address = device.allocate(size as usize, stream).expect("memory");
+            for byte in [address, address + 1] {
+                assert_eq!(device.find(byte).map(|it| it.start), Some(address));
+            }
+            assert!(device.knows(address));
+            assert_eq!(device.free(address, stream), Ok(()));
+            assert_eq!(device.find(address), None);
+            assert_eq!(device.find(address + 1), None);
+            assert!(!device.knows(address));
+            assert_eq!(device.free_later(address), Err(UnknownPointer), "twice");
+        }
+    }
+    bench.finish();
+}
+
+#[test]
 fn threads_on_one_stream_share_its_shelf() {
     let bench = Bench::new(Settings::default());
     let stream = bench.gpu.stream();

@@ -627,25 +627,19 @@ impl Device {
     /// The state with every block that is not in use in the pool, or set aside behind the device's lock,
     /// and all counters up to date.
     fn settled(&self) -> Guard<'_, State> {
-        let mut state = self.with_shelves_empty();
-        self.empty_magazines(&mut state);
-        state
-    }
-
-    /// The same, but for what lies in magazines.
-    fn with_shelves_empty(&self) -> Guard<'_, State> {
         let mut state = self.state.lock();
-        self.shelves.clear_all(None, &mut state.pool);
+        self.empty_all(&mut state);
         state
     }
 
-    fn empty_magazines(&self, state: &mut State) {
+    fn empty_all(&self, state: &mut State) {
         let State {
             later,
             pool,
             holders,
             ..
         } = state;
+        self.shelves.clear_all(None, pool);
         self.magazines.empty(later, pool, holders);
     }
 
@@ -762,8 +756,7 @@ impl Device {
     /// The same, unless another thread keeps the device locked for so long.
     pub fn figures_within(&self, patience: Duration) -> Option<Figures> {
         let mut state = self.state.try_lock_for(patience)?;
-        self.shelves.clear_all(None, &mut state.pool);
-        self.empty_magazines(&mut state);
+        self.empty_all(&mut state);
         Some(self.figures_of(&state))
     }
 

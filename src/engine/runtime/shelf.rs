@@ -383,6 +383,12 @@ impl Shelf {
         true
     }
 
+    /// Whether this block, which is in use to the pool, lies here.
+    pub fn has(&self, address: u64) -> bool {
+        let item = &self.tracked[self.track_of(address)];
+        item.address == address && item.opening == self.opening | LIES_HERE
+    }
+
     /// Whether nothing lies here.
     #[inline]
     pub fn is_empty(&self) -> bool {

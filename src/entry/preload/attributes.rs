@@ -24,6 +24,20 @@ const MEMORY_POOL: c_uint = 17;
 const MAPPING_SIZE: c_uint = 18;
 const MAPPING_BASE: c_uint = 19;
 
+/// Those that are not simply the driver's to answer. Others are asked for at each launch of a kernel, by
+/// Triton for one.
+const OURS: [c_uint; 9] = [
+    CONTEXT,
+    BUFFER_ID,
+    LEGACY_IPC,
+    RANGE_START,
+    RANGE_SIZE,
+    HANDLE_TYPES,
+    MEMORY_POOL,
+    MAPPING_SIZE,
+    MAPPING_BASE,
+];
+
 /// The block in use around an address, also one of another process that is open here, and its device.
 pub fn block(address: u64) -> Option<(&'static Device, Found)> {
     let mut devices = allocator_in_use()?.open_devices();
@@ -33,7 +47,7 @@ pub fn block(address: u64) -> Option<(&'static Device, Found)> {
 
 /// `cuPointerGetAttribute`.
 pub fn one(value: *mut c_void, attribute: c_uint, address: u64) -> Answer {
-    if value.is_null() {
+    if value.is_null() || !OURS.contains(&attribute) {
         return None;
     }
     let (device, found) = block(address)?;
@@ -56,16 +70,22 @@ pub fn several(
     values: *const *mut c_void,
     address: u64,
 ) -> Answer {
-    let (device, found) = block(address)?;
     let status = real::call!(cuPointerGetAttributes(count, attributes, values, address));
-    if status == 0 {
-        for at in 0..count as usize {
-            // SAFETY: the driver has read `count` attributes, and written to as many places.
+    if status != 0 || attributes.is_null() {
+        return Some(status);
+    }
+    // SAFETY: the driver has read so many.
+    let asked = unsafe { std::slice::from_raw_parts(attributes, count as usize) };
+    if asked.iter().any(|attribute| OURS.contains(attribute))
+        && let Some((device, found)) = block(address)
+    {
+        for (at, attribute) in asked.iter().enumerate() {
+            // SAFETY: the driver has written to as many places.
             unsafe {
                 let value = *values.add(at);
                 if !value.is_null() {
-                    amend(&found, *attributes.add(at), value);
-                    answer(device, &found, *attributes.add(at), value);
+                    amend(&found, *attribute, value);
+                    answer(device, &found, *attribute, value);
                 }
             }
         }

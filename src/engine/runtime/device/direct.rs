@@ -196,19 +196,22 @@ impl Device {
         self.is_the_programs(&self.state.lock(), address)
     }
 
-    /// The same under the device's lock. What is set aside is in use to the pool, and not to the program.
+    /// The same under the device's lock. What lies on a shelf, or is set aside, is in use to the pool, and
+    /// not to the program.
     fn is_the_programs(&self, state: &State, address: u64) -> bool {
-        let live = state.pool.look_up(address);
-        live.is_some_and(|live| {
-            live.stream != UNORDERED
-                || !state.pool.is_shared(address)
-                    && !self.magazines.has(&live, address, &state.holders)
-        })
+        let Some(live) = state.pool.look_up(address) else {
+            return false;
+        };
+        let shelf = self.shelves.of(Owner::of(live.stream));
+        let aside = live.stream == UNORDERED && state.pool.is_shared(address);
+        !aside
+            && shelf.is_none_or(|shelf| !shelf.has(address))
+            && !self.magazines.has(&live, address, &state.holders)
     }
 
     /// The block in use around an address, which need not be its start.
     pub fn find(&self, address: u64) -> Option<Found> {
-        let state = self.with_shelves_empty();
+        let state = self.state.lock();
         let found = state.pool.block_around(address);
         found.filter(|it| self.is_the_programs(&state, it.start))
     }
