@@ -101,6 +101,11 @@ fn a_stream_that_lasts_is_known_by_its_handle() {
     device.keep_stream(kept);
     assert_eq!(asked(kept), (0, 0));
     assert_eq!((asked(other).0, asked(0).0), (1, 0));
+    let block = bench.allocate(512, other);
+    let before = machine.calls("cuStreamGetCtx");
+    assert_eq!(device.record_use(block, kept), Ok(()));
+    assert_eq!(machine.calls("cuStreamGetCtx"), before);
+    bench.free(block);
     // What it had before is its own still.
     assert_eq!(device.key(kept), key);
     // The default streams are no such thing.

@@ -336,7 +336,8 @@ impl Device {
         stream_key(&self.functions, context, &self.lasting, stream)
     }
 
-    /// The stream (by handle) is never destroyed: the driver is asked for it once more at most.
+    /// The stream (by handle), which is one of this device's, is never destroyed: the driver is asked for
+    /// it once more at most.
     pub fn keep_stream(&self, stream: u64) {
         let context = self.properties.context;
         keep_stream(&self.functions, context, &self.lasting, stream);
@@ -609,8 +610,11 @@ impl Device {
         if !self.forget(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
+        // A stream that lasts is one of this device's.
         let context = self.properties.context;
-        if let Some(other) = foreign_context(&self.functions, context, stream) {
+        let foreign = || foreign_context(&self.functions, context, stream);
+        let known = self.lasting.get(stream).is_some();
+        if let Some(other) = (!known).then(foreign).flatten() {
             let others = &mut state.elsewhere.entry(address).or_default().contexts;
             if !others.contains(&other) {
                 others.push(other);
