@@ -123,6 +123,12 @@ static void files(void) {
     unsigned char byte = 0;
     SHOW(cuMemcpyDtoH_v2(&byte, base + 2 * MIB, 1));
     printf("the same memory: %d\n", byte == 42);
+    /* What Triton asks of each pointer at each launch; of CUDA's own memory for comparison. */
+    device_address mapped = base + MIB, plain, answer;
+    SHOW(cuMemAlloc_v2(&plain, MIB));
+    COST(cuPointerGetAttribute(&answer, 3, mapped));
+    COST(cuPointerGetAttribute(&answer, 3, plain));
+    SHOW(cuMemFree_v2(plain));
     SHOW(cuMemUnmap(base, 4 * MIB));
     SHOW(cuMemAddressFree(base, 4 * MIB));
     SHOW(cuMemRelease(chunk));

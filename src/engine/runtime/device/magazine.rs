@@ -68,6 +68,22 @@ struct Item {
 struct Batch {
     places: Vec<u16>,
     bytes: u64,
+    /// What was asked for the first of them, and whether that is so for all.
+    requested: u64,
+    mixed: bool,
+}
+
+impl Batch {
+    #[inline]
+    fn push(&mut self, place: usize, block: &Aside) {
+        let requested = block.live.requested;
+        if self.places.is_empty() {
+            (self.requested, self.mixed) = (requested, false);
+        }
+        self.mixed |= requested != self.requested;
+        self.bytes += block.size();
+        self.places.push(place as u16);
+    }
 }
 
 /// The idle blocks of one size.
@@ -234,8 +250,7 @@ impl Magazine {
         match &mut self.known[place] {
             Some(item) if item.block.address == address && !item.lying => {
                 item.lying = true;
-                self.open.bytes += item.block.size();
-                self.open.places.push(place as u16);
+                self.open.push(place, &item.block);
                 true
             }
             _ => false,
@@ -289,31 +304,48 @@ impl Magazine {
         if self.ready_bytes + batch.bytes > share {
             self.pour_ready(later, pool, holders);
         }
+        if !batch.mixed {
+            let at = self.ready_at(batch.requested, later, pool, holders);
+            let ready = &mut self.ready[at].places;
+            if ready.is_empty() {
+                std::mem::swap(ready, &mut batch.places);
+            }
+            ready.append(&mut batch.places);
+            self.ready_bytes += batch.bytes;
+        }
         for place in batch.places.drain(..) {
-            let Some(item) = &self.known[usize::from(place)] else {
+            let Some(item) = &self.known[usize::from(place) % KNOWN] else {
                 continue;
             };
-            let requested = item.block.live.requested;
-            let at = self.ready.iter().position(|it| it.requested == requested);
-            let at = match at {
-                Some(at) => at,
-                None => {
-                    if self.ready.len() >= SIZES {
-                        self.pour_ready(later, pool, holders);
-                    }
-                    self.ready.push(Ready {
-                        requested,
-                        places: Vec::new(),
-                    });
-                    self.ready.len() - 1
-                }
-            };
-            self.ready_bytes += self.known[usize::from(place)].map_or(0, |it| it.block.size());
+            let (requested, size) = (item.block.live.requested, item.block.size());
+            let at = self.ready_at(requested, later, pool, holders);
+            self.ready_bytes += size;
             self.ready[at].places.push(place);
         }
         batch.bytes = 0;
         self.spare.push(batch);
         true
+    }
+
+    /// Where the idle blocks of a size are. Those of all sizes make room where there are too many sizes.
+    fn ready_at(
+        &mut self,
+        requested: u64,
+        later: &mut Later,
+        pool: &mut Pool<DriverGpu>,
+        holders: &mut Holders,
+    ) -> usize {
+        let known = self.ready.iter().position(|it| it.requested == requested);
+        known.unwrap_or_else(|| {
+            if self.ready.len() >= SIZES {
+                self.pour_ready(later, pool, holders);
+            }
+            self.ready.push(Ready {
+                requested,
+                places: Vec::new(),
+            });
+            self.ready.len() - 1
+        })
     }
 
     /// Knows a block from now on that is handed out just now, unless there is no place for it, or it is
@@ -370,7 +402,11 @@ impl Magazine {
 
     fn pour_ready(&mut self, later: &mut Later, pool: &mut Pool<DriverGpu>, holders: &mut Holders) {
         for Ready { places, .. } in std::mem::take(&mut self.ready) {
-            let blocks = self.release(&mut Batch { places, bytes: 0 }, holders);
+            let mut ready = Batch {
+                places,
+                ..Batch::default()
+            };
+            let blocks = self.release(&mut ready, holders);
             later.restock(blocks, pool);
         }
         self.ready_bytes = 0;
