@@ -33,6 +33,32 @@ fn apart(a: &Range<u64>, b: &Range<u64>) -> bool {
 const SIZE: u64 = 8 * MIB;
 
 #[test]
+fn what_asks_for_no_pool_gets_everybodys_memory() {
+    let bench = Bench::new(Settings::default());
+    let device = bench.device();
+    let (tensor, of_libraries) = with_pool(&bench, (1, 0), || {
+        let key = device.key(bench.gpu.stream());
+        let unordered = device.allocate_unordered(1024).expect("memory");
+        let ordered = device.allocate_for(1024, key).expect("memory");
+        let aside = device.allocate_from_aside(1024).expect("memory");
+        (bench.allocate(1024, key.handle), [unordered, ordered, aside])
+    });
+    let blocks = device.pool_blocks((1, 0)).expect("a pool");
+    let inside = |address: u64| {
+        let mut blocks = blocks.iter().map(|it| range(it.start, it.size));
+        blocks.any(|block| block.contains(&address))
+    };
+    assert!(inside(tensor));
+    assert!(!of_libraries.into_iter().any(inside), "{of_libraries:?}");
+    bench.free(tensor);
+    for address in of_libraries {
+        device.free_idle(address).expect("a block");
+    }
+    device.release_pool((1, 0));
+    bench.finish();
+}
+
+#[test]
 fn a_private_pools_memory_is_shared_with_nobody() {
     let bench = Bench::new(Settings::default());
     let (gpu, stream) = (&bench.gpu, bench.gpu.stream());

@@ -68,6 +68,13 @@ struct Routed {
     restored: VecDeque<u64>,
 }
 
+/// Whether an allocation goes where routes send it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Routes {
+    Apply,
+    Ignore,
+}
+
 /// Where an allocation comes from.
 enum From {
     Group(GroupId),
@@ -326,7 +333,7 @@ impl Device {
     /// same size, else the device's lock, or both, and the pool's best fit.
     #[inline(always)]
     pub fn allocate(&self, size: usize, stream: u64) -> Result<u64, Box<OutOfMemory>> {
-        self.allocate_for(size, self.key(stream))
+        self.allocate_along(size, self.key(stream), Routes::Apply)
     }
 
     /// Which stream a handle means; the driver is asked, but for default streams.
@@ -343,18 +350,29 @@ impl Device {
         keep_stream(&self.functions, context, &self.lasting, stream);
     }
 
-    /// [`Device::allocate`] for a stream that is known already.
+    /// [`Device::allocate`] for a stream that is known already, and for a program that knows nothing of
+    /// private pools: a library that calls cudaMalloc while a thread's tensors go to one.
     #[inline(always)]
     pub fn allocate_for(&self, size: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
+        self.allocate_along(size, key, Routes::Ignore)
+    }
+
+    #[inline(always)]
+    fn allocate_along(
+        &self,
+        size: usize,
+        key: StreamKey,
+        routes: Routes,
+    ) -> Result<u64, Box<OutOfMemory>> {
         if !self.routed.load(Relaxed)
             && let Some(mut shelf) = self.shelves.of(Owner::of(key))
         {
             match shelf.take(key, size as u64) {
                 Some(address) => Ok(address),
-                None => self.allocate_after_miss(shelf, size, key),
+                None => self.allocate_after_miss(shelf, size, key, routes),
             }
         } else {
-            self.allocate_without_shelf(size, key)
+            self.allocate_without_shelf(size, key, routes)
         }
     }
 
@@ -364,23 +382,29 @@ impl Device {
         shelf: Guard<'_, Shelf>,
         size: usize,
         key: StreamKey,
+        routes: Routes,
     ) -> Result<u64, Box<OutOfMemory>> {
         // In this order a lock may only be tried.
         match self.state.try_lock() {
-            Some(state) => self.allocate_from_pool(state, Some(shelf), size, key),
+            Some(state) => self.allocate_from_pool(state, Some(shelf), size, key, routes),
             None => {
                 drop(shelf);
-                self.allocate_without_shelf(size, key)
+                self.allocate_without_shelf(size, key, routes)
             }
         }
     }
 
     #[inline(never)]
-    fn allocate_without_shelf(&self, size: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
+    fn allocate_without_shelf(
+        &self,
+        size: usize,
+        key: StreamKey,
+        routes: Routes,
+    ) -> Result<u64, Box<OutOfMemory>> {
         let state = self.state.lock();
         // It may have been opened meanwhile.
         let shelf = self.shelves.of(Owner::of(key));
-        self.allocate_from_pool(state, shelf, size, key)
+        self.allocate_from_pool(state, shelf, size, key, routes)
     }
 
     /// With the stream's shelf, if that is open.
@@ -391,11 +415,13 @@ impl Device {
         mut shelf: Option<Guard<'_, Shelf>>,
         size: usize,
         key: StreamKey,
+        routes: Routes,
     ) -> Result<u64, Box<OutOfMemory>> {
         let (requested, rounded) = (size as u64, state.round_up.round_up(size) as u64);
-        let group = match state.routes.is_empty() && !state.uncached {
-            true => SHARED,
-            false => match self.routed(&mut state, key.handle) {
+        let special = !state.routes.is_empty() || state.uncached;
+        let group = match special && routes == Routes::Apply {
+            false => SHARED,
+            true => match self.routed(&mut state, key.handle) {
                 From::Group(group) => group,
                 From::Restored(address) => return Ok(address),
                 From::Driver => return self.allocate_uncached(&mut state, size),

@@ -2,7 +2,7 @@
 //! it out, and what can be asked about it.
 
 use super::later::Aside;
-use super::{Device, OutOfMemory, State, UnknownPointer};
+use super::{Device, OutOfMemory, Routes, State, UnknownPointer};
 use crate::core::{Found, Gpu, StreamKey};
 use crate::runtime::capture;
 use crate::runtime::gpu::{UNORDERED, synchronize};
@@ -72,8 +72,8 @@ impl Device {
                 return Ok(block.address);
             }
         }
-        let address = match self.allocate_without_shelf(size, UNORDERED) {
-            Err(_) if self.take_back_aside() => self.allocate_without_shelf(size, UNORDERED),
+        let address = match self.allocate_without_shelf(size, UNORDERED, Routes::Ignore) {
+            Err(_) if self.take_back_aside() => self.allocate_without_shelf(size, UNORDERED, Routes::Ignore),
             block => block,
         }?;
         let mut state = self.state.lock();
