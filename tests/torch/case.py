@@ -45,9 +45,11 @@ def counter(name, device=0):
 
 def both(program, result):
     """What an expression is after a program has run: here, and in a process with PyTorch's own allocator."""
+    # Bare under `concertina run`, too, which children inherit by these and by PYTHONPATH.
+    inherited = ("CONCERTINA_STATS", "CONCERTINA_RUN", "LD_PRELOAD")
     native = subprocess.run(
-        [sys.executable, "-c", f"{program}\nimport json; print(json.dumps({result}))"],
-        env={key: value for key, value in os.environ.items() if key != "CONCERTINA_STATS"},
+        [sys.executable, "-E", "-c", f"{program}\nimport json; print(json.dumps({result}))"],
+        env={key: value for key, value in os.environ.items() if key not in inherited},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -20,7 +20,7 @@ threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 5)]
 for thread in threads:
     thread.start()
 for _ in range(10):
-    (trace,) = torch.cuda.memory._snapshot()["device_traces"] or ([],)
+    trace = (torch.cuda.memory._snapshot()["device_traces"] or [[]])[0]
     assert len(trace) <= 200
     for entry in trace:
         if entry["action"] == "alloc":
