@@ -77,7 +77,7 @@ pub struct Events {
     pub alloc_retries: u64,
     /// Requests that failed for want of memory.
     pub ooms: u64,
-    /// Times that the pool waited for the whole device.
+    /// Times that the pool waited for the whole device, or had no work to wait for when it was emptied.
     pub syncs: u64,
     /// Chunks or plain segments taken from the driver.
     pub device_allocs: u64,

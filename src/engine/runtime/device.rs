@@ -677,8 +677,12 @@ impl Device {
     /// free memory may still be in use. Memory of private pools that are in use is kept.
     pub fn empty_cache(&self) {
         let mut state = self.settled();
+        let waits = state.pool.tally().syncs;
         state.pool.trim_all(None);
         state.pool.gpu_mut().give_back_leftovers();
+        // Counted as a wait even where there was nothing to wait for, as PyTorch's own allocator counts it.
+        let tally = state.pool.tally_mut();
+        tally.syncs = tally.syncs.max(waits + 1);
     }
 
     /// Looks after idle memory, as is to be done now and then: whole free chunks that nobody has used

@@ -67,7 +67,11 @@ torch.accelerator.reset_peak_memory_stats()
 torch.accelerator.reset_accumulated_memory_stats()
 del small
 assert torch.accelerator.memory_allocated() == 0
+waits = torch.cuda.memory_stats()["num_sync_all_streams"]
 torch.accelerator.empty_cache()
+assert torch.cuda.memory_stats()["num_sync_all_streams"] == waits + 1
+torch.cuda.empty_cache()
+assert torch.cuda.memory_stats()["num_sync_all_streams"] == waits + 2
 assert torch.accelerator.memory_reserved() == torch.cuda.memory_reserved() == 0
 
 pinned = torch.empty(MIB, dtype=torch.uint8, pin_memory=True)
