@@ -104,6 +104,36 @@ fn what_is_freed_is_no_block_any_more_whoever_asks() {
     finish(&bench);
 }
 
+/// A library may tell PyTorch which streams use memory that is not PyTorch's.
+#[test]
+fn a_block_of_no_streams_that_is_recorded_on_one_stays_the_programs() {
+    for free in [Free::Strict, Free::Relaxed] {
+        let bench = Bench::new(Settings {
+            free,
+            ..Settings::default()
+        });
+        let (device, stream) = (bench.device(), bench.gpu.stream());
+        let take = || match free {
+            Free::Strict => device.allocate_unordered(64 << 10),
+            Free::Relaxed => device.allocate_from_aside(64 << 10),
+        };
+        for _ in 0..3 {
+            let block = take().expect("memory");
+            assert_eq!(device.record_use(block, stream), Ok(()));
+            assert!(device.knows(block));
+            assert_eq!(device.find(block).map(|it| it.start), Some(block));
+            let freed = match free {
+                Free::Strict => device.free_idle(block),
+                Free::Relaxed => device.set_aside(block),
+            };
+            assert_eq!(freed, Ok(()));
+            assert!(!device.knows(block));
+            assert_eq!(device.record_use(block, stream), Err(UnknownPointer));
+        }
+        finish(&bench);
+    }
+}
+
 #[test]
 fn memory_that_is_set_aside_is_waited_for_rather_than_missed() {
     let bench = Bench::new(Settings {

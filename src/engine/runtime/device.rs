@@ -633,7 +633,8 @@ impl Device {
             return Ok(());
         }
         let live = state.pool.look_up(address).ok_or(UnknownPointer)?;
-        if !self.forget(&mut state, &live, address) {
+        let aside = live.stream == UNORDERED && state.pool.is_shared(address);
+        if aside || !self.forget(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         // A stream that lasts is one of this device's.
@@ -645,6 +646,11 @@ impl Device {
             if !others.contains(&other) {
                 others.push(other);
             }
+            return Ok(());
+        }
+        // Such a block is given back by who has waited, or behind the whole device's work. To be marked as
+        // shared would make it one that was set aside.
+        if live.stream == UNORDERED {
             return Ok(());
         }
         let recorded = match state.branches.reuse() {
