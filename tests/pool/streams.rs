@@ -108,6 +108,11 @@ fn a_stream_that_lasts_is_known_by_its_handle() {
     bench.free(block);
     // What it had before is its own still.
     assert_eq!(device.key(kept), key);
+    // No stream outlives its context, and another may get the handle.
+    device.start_over(false);
+    assert_eq!(asked(kept).0, 1);
+    device.keep_stream(kept);
+    assert_eq!(asked(kept), (0, 0));
     // The default streams are no such thing.
     device.keep_stream(0);
     device.keep_stream(PER_THREAD);

@@ -48,6 +48,14 @@ impl<const PLACES: usize> Lasting<PLACES> {
         Some(value.load(Ordering::Relaxed)).filter(|it| *it != 0)
     }
 
+    /// Nothing that was kept holds any more.
+    pub fn forget_all(&self) {
+        // The keys stay, so that nobody finds one's number beside another.
+        for [_, value] in &self.places {
+            value.store(0, Ordering::Relaxed);
+        }
+    }
+
     /// Keeps what holds for the key from now on, which is not 0. Whoever else does keeps the same.
     pub fn keep(&self, key: u64, holds: u64) {
         for [known, value] in (0..TRIES).map(|turn| self.place(key, turn)) {
@@ -85,6 +93,20 @@ mod tests {
             assert_eq!(lasting.get(key), Some(key + 1000));
         }
         assert_eq!(lasting.get(21), None);
+    }
+
+    #[test]
+    fn what_was_forgotten_can_be_kept_again() {
+        let lasting = Lasting::<64>::new();
+        for key in 1..=20 {
+            lasting.keep(key, key + 1000);
+        }
+        lasting.forget_all();
+        assert!((1..=20).all(|key| lasting.get(key).is_none()));
+        for key in 1..=20 {
+            lasting.keep(key, key + 2000);
+            assert_eq!(lasting.get(key), Some(key + 2000));
+        }
     }
 
     #[test]

@@ -296,6 +296,8 @@ impl Device {
     /// used in ends. `ended` says that it has, and all its work with it.
     pub fn start_over(&self, ended: bool) {
         let mut state = self.settled();
+        // No stream outlives its context.
+        self.lasting.forget_all();
         let State { later, pool, .. } = &mut *state;
         later.give_back(pool);
         let blocks: Vec<Found> = state.pool.blocks_in_use().collect();
