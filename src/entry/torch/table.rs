@@ -256,10 +256,13 @@ impl Object {
         if let Some(at) = self.place(&Returns(SNAPSHOT)) {
             table[at] = snapshot::snapshot as *const () as usize;
         }
-        for (name, function) in raw::slots() {
-            if let Some(at) = self.place_of(name) {
-                table[at] = function as usize;
-            }
+        // All or none: PyTorch's own take back only what PyTorch's own handed out.
+        let straight: Option<Vec<_>> = raw::slots()
+            .into_iter()
+            .map(|(name, function)| Some((self.place_of(name)?, function)))
+            .collect();
+        for (at, function) in straight.into_iter().flatten() {
+            table[at] = function as usize;
         }
         // For as long as the process lives, as the object does.
         let table = Box::leak(table.into_boxed_slice());

@@ -272,6 +272,10 @@ impl Magazine {
         pool: &mut Pool<DriverGpu>,
         holders: &mut Holders,
     ) {
+        // Another thread with the same magazine may have been quicker.
+        if self.open.places.is_empty() {
+            return;
+        }
         let room = self.waiting_bytes + self.open.bytes <= share;
         match room.then(|| pool.gpu_mut().record()).flatten() {
             Some(event) => {
