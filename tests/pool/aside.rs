@@ -5,7 +5,7 @@ use crate::counters::identities;
 use crate::gpu::{Bench, KIB, MIB, on_card};
 use crate::random::Random;
 use concertina_engine::runtime::settings::{Free, Settings};
-use concertina_engine::runtime::{Device, UnknownPointer};
+use concertina_engine::runtime::{Call, Device, UnknownPointer};
 use std::sync::mpsc;
 use std::thread;
 
@@ -62,6 +62,35 @@ fn a_block_comes_again_once_the_work_before_is_done() {
             gpu.expect(*block, size, turn as u32, other);
             assert_eq!(device.set_aside(*block), Ok(()));
         }
+    }
+    finish(&bench);
+}
+
+#[test]
+fn an_event_serves_as_many_large_blocks_as_there_is_room_for() {
+    let bench = bench();
+    let device = bench.device();
+    // What one thread's blocks may have before they get their event, which none but the first of these
+    // is a whole part of.
+    let share = (device.total_bytes() / 256).max(32 * MIB);
+    for size in [share / 8, share / 19 * 2, share / 33 * 2] {
+        let size = size / MIB * MIB;
+        let (pairs, batch) = (50 * share / size, share / size);
+        let recorded = || {
+            let calls = device.figures().calls;
+            let record = calls.iter().find(|(call, _)| *call == Call::Record);
+            record.map_or(0, |(_, figures)| figures.count)
+        };
+        let before = recorded();
+        for _ in 0..pairs {
+            let block = device.allocate_from_aside(size as usize).expect("memory");
+            assert_eq!(device.set_aside(block), Ok(()));
+        }
+        let records = recorded() - before;
+        assert!(
+            records <= pairs / batch + 2,
+            "{records} events for {pairs} blocks of {size} bytes"
+        );
     }
     finish(&bench);
 }

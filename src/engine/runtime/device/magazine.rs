@@ -68,6 +68,8 @@ struct Item {
 struct Batch {
     places: Vec<u16>,
     bytes: u64,
+    /// Bytes of the last of them.
+    last: u64,
     /// What was asked for the first of them, and whether that is so for all.
     requested: u64,
     mixed: bool,
@@ -81,7 +83,8 @@ impl Batch {
             (self.requested, self.mixed) = (requested, false);
         }
         self.mixed |= requested != self.requested;
-        self.bytes += block.size();
+        self.last = block.size();
+        self.bytes += self.last;
         self.places.push(place as u16);
     }
 }
@@ -257,10 +260,11 @@ impl Magazine {
         }
     }
 
-    /// Whether the latest blocks are to get their event, where each magazine may have so many bytes.
+    /// Whether the latest blocks are to get their event, where each magazine may have so many bytes: one
+    /// more like the last would be too many.
     #[inline]
     pub fn is_full(&self, share: u64) -> bool {
-        self.open.places.len() >= BATCH || self.open.bytes >= share
+        self.open.places.len() >= BATCH || self.open.bytes + self.open.last > share
     }
 
     /// Puts an event behind the latest blocks, or where there is no room for more, or no event, them
@@ -276,7 +280,8 @@ impl Magazine {
         if self.open.places.is_empty() {
             return;
         }
-        let room = self.waiting_bytes + self.open.bytes <= share;
+        // A single batch always has room: blocks of very different sizes may make it too large by one.
+        let room = self.waiting.is_empty() || self.waiting_bytes + self.open.bytes <= share;
         match room.then(|| pool.gpu_mut().record()).flatten() {
             Some(event) => {
                 let spare = self.spare.pop().unwrap_or_default();
