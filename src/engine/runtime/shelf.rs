@@ -15,7 +15,7 @@ use super::gpu::{PER_THREAD, UNORDERED, thread_number};
 use super::lock::{Apart, Guard, Lock};
 use crate::core::{Class, Gpu, Pool, StreamKey};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Streams beyond this many have to do without a shelf.
 const SHELVES: usize = 64;
@@ -36,10 +36,6 @@ const MOST: u32 = 2 * OPENS;
 
 /// Frees that a habit remembers.
 const RECENT: usize = 4;
-
-/// Places that a stream may have: the one that its handle gives it and those after it. Handles are
-/// addresses in the driver's memory, and many streams' may give the same place.
-const PROBED: usize = 8;
 
 /// What tells one stream's shelf from others', as far as a handle can.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -73,7 +69,8 @@ impl Owner {
         }
     }
 
-    /// The first of the places that it may have.
+    /// The place that its handle gives it. Handles are addresses in the driver's memory, and many streams'
+    /// may give the same one; then it has the first after it that is nobody's.
     #[inline]
     fn home(self) -> usize {
         (spread(self.0) >> (64 - SHELVES.trailing_zeros())) as usize
@@ -168,6 +165,8 @@ pub struct Shelves {
     /// A bit for each place whose own streams, or some of them, have their shelves elsewhere. So a stream
     /// without a shelf, as most are that allocate at random, need not be looked for.
     away: AtomicU64,
+    /// How many places after their home those are at most.
+    farthest: AtomicUsize,
     places: [OnceLock<Box<Apart<Lock<Shelf>>>>; SHELVES],
 }
 
@@ -177,6 +176,7 @@ impl Shelves {
             owners: Apart([const { AtomicU64::new(Owner::NOBODY.0) }; SHELVES]),
             open: AtomicU64::new(0),
             away: AtomicU64::new(0),
+            farthest: AtomicUsize::new(0),
             places: [const { OnceLock::new() }; SHELVES],
         }
     }
@@ -197,7 +197,8 @@ impl Shelves {
     #[cold]
     #[inline(never)]
     fn of_crowded(&self, owner: Owner) -> Option<Guard<'_, Shelf>> {
-        let place = places(owner).find(|place| self.owner_of(*place) == owner)?;
+        let mut near = places(owner).take(self.farthest.load(Relaxed) + 1);
+        let place = near.find(|place| self.owner_of(*place) == owner)?;
         self.open(place, owner)
     }
 
@@ -256,9 +257,16 @@ impl Shelves {
     }
 
     fn find_those_away(&self) {
-        let owners = (0..SHELVES).map(|place| (place, self.owner_of(place)));
-        let away = owners.filter(|(place, it)| *it != Owner::NOBODY && it.home() != *place);
-        let homes = away.fold(0, |homes, (_, it)| homes | 1 << it.home());
+        let (mut homes, mut farthest) = (0, 0);
+        for place in 0..SHELVES {
+            let owner = self.owner_of(place);
+            let home = owner.home();
+            if owner != Owner::NOBODY && home != place {
+                homes |= 1 << home;
+                farthest = farthest.max((place + SHELVES - home) % SHELVES);
+            }
+        }
+        self.farthest.store(farthest, Relaxed);
         self.away.store(homes, Relaxed);
     }
 
@@ -286,9 +294,9 @@ impl Shelves {
     }
 }
 
-/// The places that a stream may have, the likeliest first.
+/// All places, in the order in which a stream's is looked for.
 fn places(owner: Owner) -> impl Iterator<Item = usize> {
-    (owner.home()..owner.home() + PROBED).map(|place| place % SHELVES)
+    (owner.home()..owner.home() + SHELVES).map(|place| place % SHELVES)
 }
 
 impl Shelf {
@@ -491,22 +499,22 @@ mod tests {
     #[test]
     fn streams_that_want_one_place_have_a_shelf_each() {
         let shelves = Shelves::new();
-        let crowd: Vec<StreamKey> = crowd().take(PROBED + 1).collect();
+        let crowd: Vec<StreamKey> = crowd().take(SHELVES + 1).collect();
         let mut found: Vec<usize> = Vec::new();
-        for key in &crowd[..PROBED] {
+        for key in &crowd[..SHELVES] {
             assert!(shelves.of(Owner::of(*key)).is_none());
             assert!(shelves.begin(*key).is_some());
         }
-        for key in &crowd[..PROBED] {
+        for key in &crowd[..SHELVES] {
             let shelf = shelves.of(Owner::of(*key)).expect("its shelf");
             assert!(shelf.is_of(*key));
             found.push(shelf.place);
         }
         found.sort();
         found.dedup();
-        assert_eq!(found.len(), PROBED);
+        assert_eq!(found.len(), SHELVES);
         // One too many has none, until another's is closed.
-        let late = crowd[PROBED];
+        let late = crowd[SHELVES];
         assert!(shelves.begin(late).is_none());
         let closed = shelves.of(Owner::of(crowd[3])).expect("its shelf");
         let place = closed.place;
