@@ -3,6 +3,7 @@
 use crate::gpu::{Bench, Held, KIB, MIB};
 use concertina_engine::runtime::settings::Settings;
 use concertina_sim::Config;
+use std::collections::{HashSet, VecDeque};
 use std::sync::mpsc::channel;
 use std::thread;
 
@@ -185,6 +186,29 @@ fn a_block_that_waited_is_the_next_of_its_size_once_it_is_unused() {
         .into_iter()
         .for_each(|block| bench.free(block));
     bench.finish();
+}
+
+/// Also where there is always another that waits.
+#[test]
+fn blocks_that_wait_come_back_in_turn() {
+    for late in [1, 4, 16] {
+        let bench = Bench::new(Settings::default());
+        let home = bench.gpu.stream();
+        let mut uses = VecDeque::new();
+        let mut blocks = HashSet::new();
+        for _ in 0..200 {
+            let (block, held) = freed_while_used(&bench, 4 * KIB, home);
+            blocks.insert(block);
+            uses.push_back(held);
+            if uses.len() > late {
+                drop(uses.pop_front());
+            }
+        }
+        let count = blocks.len();
+        assert!(count <= 2 * late + 2, "{count} where {late} are used");
+        drop(uses);
+        bench.finish();
+    }
 }
 
 /// However many requests are met while a block waits, the device is asked a few times only.

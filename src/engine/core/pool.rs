@@ -113,7 +113,7 @@ pub struct Pool<G> {
     pub(super) groups: Vec<Group>,
     /// In the order of being freed.
     pub(super) pending: VecDeque<Pending>,
-    /// Allocations since the first of them was put off.
+    /// Allocations since the first of them was put off, or any came free.
     pub(super) looks: u64,
     pub(super) clock: Clock,
     pub(super) rest: Rest,

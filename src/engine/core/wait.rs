@@ -80,8 +80,9 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// While blocks wait, also at every allocation whose number is a power of two, counted from when the
-    /// first of them was freed: the first marks, so that the second can find out. That is an event and a
-    /// question a block where the device keeps up, and a few questions in all where it is far behind.
+    /// first of them was freed, or one came free: the first marks, so that the second can find out. That is
+    /// an event and a question a block where the device keeps up, and a few questions in all where it is far
+    /// behind.
     #[cold]
     #[inline(never)]
     fn look(&mut self, by: StreamKey, least: u64) -> bool {
@@ -100,6 +101,10 @@ impl<G: Gpu> Pool<G> {
         self.gpu.attend(Some(by));
         self.clock.poll(&mut self.gpu);
         let came = due && self.let_pending_go();
+        if came {
+            // It keeps up: so the count begins anew, or where some block always waits it would never end.
+            self.looks = 0;
+        }
         if asked || !self.pending.is_empty() {
             self.clock.mark(&mut self.gpu);
         }

@@ -73,7 +73,9 @@ impl Device {
             }
         }
         let address = match self.allocate_without_shelf(size, UNORDERED, Routes::Ignore) {
-            Err(_) if self.take_back_aside() => self.allocate_without_shelf(size, UNORDERED, Routes::Ignore),
+            Err(_) if self.take_back_aside() => {
+                self.allocate_without_shelf(size, UNORDERED, Routes::Ignore)
+            }
             block => block,
         }?;
         let mut state = self.state.lock();
