@@ -78,7 +78,7 @@ impl Owner {
 }
 
 #[inline]
-pub(super) fn spread(value: u64) -> u64 {
+pub fn spread(value: u64) -> u64 {
     value.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 

@@ -17,7 +17,7 @@ use super::later::{Aside, Later};
 use crate::core::{Event, Gpu, Live, Pool};
 use crate::runtime::gpu::DriverGpu;
 use crate::runtime::lock::{Apart, Guard, Lock};
-use crate::runtime::shelf::Recycled;
+use crate::runtime::shelf::{Recycled, spread};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -249,15 +249,28 @@ impl Magazine {
     /// Takes a block in use back. False where it is not known here.
     #[inline]
     pub fn put(&mut self, address: u64) -> bool {
-        let place = place_of(address);
+        let Some(place) = self.find(address) else {
+            return false;
+        };
         match &mut self.known[place] {
-            Some(item) if item.block.address == address && !item.lying => {
+            Some(item) if !item.lying => {
                 item.lying = true;
                 self.open.push(place, &item.block);
                 true
             }
             _ => false,
         }
+    }
+
+    /// The place of a block that is known here.
+    #[inline]
+    fn find(&self, address: u64) -> Option<usize> {
+        let is_at = |place: usize| matches!(&self.known[place], Some(item) if item.block.address == address);
+        let (first, second) = places_of(address);
+        if is_at(first) {
+            return Some(first);
+        }
+        Some(second).filter(|place| is_at(*place))
     }
 
     /// Whether the latest blocks are to get their event, where each magazine may have so many bytes: one
@@ -363,7 +376,11 @@ impl Magazine {
         if block.size() > share {
             return;
         }
-        let known = &mut self.known[place_of(block.address)];
+        let (first, second) = places_of(block.address);
+        let is_free = |place: &usize| self.known[*place].is_none();
+        let free = [first, second].into_iter().find(is_free);
+        let place = self.find(block.address).or(free).unwrap_or(first);
+        let known = &mut self.known[place];
         match known {
             Some(item) if item.lying => return,
             Some(item) => holders.set(&item.block.live, NOBODY),
@@ -377,15 +394,15 @@ impl Magazine {
     }
 
     fn lies_here(&self, address: u64) -> bool {
-        let item = self.known[place_of(address)];
-        item.is_some_and(|item| item.block.address == address && item.lying)
+        let item = self.find(address).and_then(|place| self.known[place]);
+        item.is_some_and(|item| item.lying)
     }
 
     /// False where the block lies here.
     fn forget(&mut self, address: u64) -> bool {
         let gone = !self.lies_here(address);
-        if gone {
-            self.known[place_of(address)].take_if(|item| item.block.address == address);
+        if gone && let Some(place) = self.find(address) {
+            self.known[place] = None;
         }
         gone
     }
@@ -434,9 +451,34 @@ impl Magazine {
     }
 }
 
-/// Where a magazine would know the block at an address.
+/// Where a magazine would know the block at an address. Blocks lie at even distances, of which some give
+/// few different places; the second place of each then is another.
 #[inline]
-fn place_of(address: u64) -> usize {
-    let units = address / crate::core::BLOCK;
-    (units.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - KNOWN.trailing_zeros())) as usize
+fn places_of(address: u64) -> (usize, usize) {
+    let place = |spread: u64| (spread >> (64 - KNOWN.trailing_zeros())) as usize;
+    let first = spread(address / crate::core::BLOCK);
+    (place(first), place(spread(first ^ first >> 29)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_at_any_even_distance_have_places() {
+        let distances = (9..28).flat_map(|bits| [1, 3, 5, 7].map(|odd| odd << bits));
+        for distance in distances {
+            let mut taken = [false; KNOWN];
+            let mut known = 0;
+            // As many as circulate where a thread has one block at a time.
+            for at in 0..2 * BATCH as u64 {
+                let (first, second) = places_of(0x7F00_0000_0000 + at * distance);
+                if let Some(place) = [first, second].into_iter().find(|place| !taken[*place]) {
+                    taken[place] = true;
+                    known += 1;
+                }
+            }
+            assert!(known * 5 >= 2 * BATCH * 4, "{known} at {distance} bytes");
+        }
+    }
 }
