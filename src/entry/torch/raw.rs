@@ -290,6 +290,11 @@ fn delete_watched(pointer: *mut c_void) {
             found = found.or(here.map(|(size, stream)| (size, device.ordinal(), stream)));
         });
     });
-    let (size, device, stream) = found.unwrap_or((0, 0, 0));
-    release(pointer, size as usize, device, stream as *mut CUstream_st);
+    match found {
+        Some((size, device, stream)) => {
+            release(pointer, size as usize, device, stream as *mut CUstream_st);
+        }
+        // Nothing goes, and it is said.
+        None => guard((), || give_back(pointer, 0, 0)),
+    }
 }

@@ -143,6 +143,7 @@ impl Device {
         if !self.forget(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
+        self.wait_for_others(&mut state, address);
         let State { later, pool, .. } = &mut *state;
         match later.put(Aside { address, live }, pool) {
             true => Ok(()),
