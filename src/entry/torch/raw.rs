@@ -7,7 +7,7 @@
 //!
 //! A tensor's stream is asked of PyTorch, which also tells which streams it keeps for good.
 
-use super::symbols::Library;
+use super::symbols::{Library, member};
 use super::{CUstream_st, allocate, each_device, give_back, is_watched, memory, release};
 use crate::entry::guard::guard;
 use concertina_engine::runtime::{Device, Lasting, likely};
@@ -92,13 +92,11 @@ pub fn slots() -> Vec<(&'static CStr, *const ())> {
     slots
 }
 
-const ALLOCATE: &CStr =
-    c"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator8allocateEm";
-pub const RAW_ALLOC: &CStr =
-    c"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator9raw_allocEm";
-const RAW_ALLOC_ON: &CStr = c"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator21raw_alloc_with_streamEmP11CUstream_st";
-pub const RAW_DELETE: &CStr =
-    c"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator10raw_deleteEPv";
+const ALLOCATE: &CStr = member!("8allocateEm");
+pub const RAW_ALLOC: &CStr = member!("9raw_allocEm");
+const RAW_ALLOC_ON: &CStr = member!("21raw_alloc_with_streamEmP11CUstream_st");
+pub const RAW_DELETE: &CStr = member!("10raw_deleteEPv");
+/// It changes nothing, and so is mangled another way.
 const RAW_DELETER: &CStr =
     c"_ZNK5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator11raw_deleterEv";
 

@@ -66,3 +66,21 @@ unsafe extern "C" {
         flags: i32,
     ) -> i32;
 }
+
+/// The mangled name of a member of PyTorch's `CUDAPluggableAllocator`, given what comes after the class's.
+macro_rules! member {
+    ($name:literal) => {
+        match std::ffi::CStr::from_bytes_with_nul(
+            concat!(
+                "_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator",
+                $name,
+                "\0"
+            )
+            .as_bytes(),
+        ) {
+            Ok(name) => name,
+            Err(_) => panic!("a zero inside"),
+        }
+    };
+}
+pub(super) use member;

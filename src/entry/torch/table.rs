@@ -6,7 +6,7 @@
 //! into the object. What is not where it was looked for is left as it is, and named.
 
 use super::raw::{self, CxxStream, RAW_ALLOC, RAW_DELETE};
-use super::symbols::Library;
+use super::symbols::{Library, member};
 use super::{
     CUstream_st, allocate, concertina_begin_allocate_to_pool, concertina_empty_cache,
     concertina_end_allocate_to_pool, concertina_free, concertina_malloc,
@@ -52,22 +52,6 @@ struct Slot {
     function: *const (),
     /// What a program does without where it is missing.
     loss: &'static str,
-}
-
-macro_rules! member {
-    ($name:literal) => {
-        match CStr::from_bytes_with_nul(
-            concat!(
-                "_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator",
-                $name,
-                "\0"
-            )
-            .as_bytes(),
-        ) {
-            Ok(name) => name,
-            Err(_) => panic!("a zero inside"),
-        }
-    };
 }
 
 const RELEASE_POOL: &CStr = member!("11releasePoolEaSt4pairIyyE");
