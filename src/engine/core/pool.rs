@@ -309,8 +309,12 @@ impl<G: Gpu> Pool<G> {
 
     /// Whether the block that starts at `address` will have to wait for other streams once freed.
     pub fn is_shared(&self, address: u64) -> bool {
-        self.look_up(address)
-            .is_some_and(|live| self.blocks[live.id].shared)
+        self.look_up(address).is_some_and(|live| self.shares(&live))
+    }
+
+    /// The same of a block that was looked up.
+    pub fn shares(&self, live: &Live) -> bool {
+        self.blocks[live.id].shared
     }
 
     /// Everything counted so far.

@@ -134,6 +134,12 @@ impl State {
         private.map_or((0, 0), |private| private.id)
     }
 
+    /// Whether a block, which is in use to the pool, was set aside: of those of no stream's, what is marked as
+    /// shared.
+    fn is_aside(&self, live: &Live) -> bool {
+        live.stream == UNORDERED && self.pool.shares(live)
+    }
+
     fn private(&self, pool: PoolId) -> Option<&Private> {
         self.private.iter().find(|private| private.id == pool)
     }
@@ -605,7 +611,7 @@ impl Device {
     #[cold]
     #[inline(never)]
     fn free_shared(&self, state: &mut State, address: u64, live: Live) {
-        let shared = state.pool.is_shared(address);
+        let shared = state.pool.shares(&live);
         let users = self.wait_for_others(state, address);
         state.pool.free_live(live);
         if shared && let Some(users) = users {
@@ -633,8 +639,7 @@ impl Device {
             return Ok(());
         }
         let live = state.pool.look_up(address).ok_or(UnknownPointer)?;
-        let aside = live.stream == UNORDERED && state.pool.is_shared(address);
-        if aside || !self.forget(&mut state, &live, address) {
+        if state.is_aside(&live) || !self.forget(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         // A stream that lasts is one of this device's.

@@ -162,8 +162,7 @@ impl Device {
             handle: owner.handle,
             id: !owner.id,
         };
-        let aside = owner == UNORDERED && state.pool.is_shared(address);
-        if aside || !self.forget(&mut state, &live, address) {
+        if state.is_aside(&live) || !self.forget(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         self.wait_for_others(&mut state, address);
@@ -206,8 +205,7 @@ impl Device {
             return false;
         };
         let shelf = self.shelves.of(Owner::of(live.stream));
-        let aside = live.stream == UNORDERED && state.pool.is_shared(address);
-        !aside
+        !state.is_aside(&live)
             && shelf.is_none_or(|shelf| !shelf.has(address))
             && !self.magazines.has(&live, address, &state.holders)
     }
