@@ -16,7 +16,7 @@ pub use supplied::Supplier;
 
 use branches::{Branches, Users};
 use later::Later;
-use magazine::{Holders, Magazines};
+use magazine::Magazines;
 
 use super::gpu::{
     DriverGpu, Properties, UNORDERED, foreign_context, is_capturing, keep_stream, stream_key,
@@ -116,8 +116,6 @@ struct State {
     routes: Vec<Routed>,
     /// Blocks that wait for no one stream.
     later: Later,
-    /// Which threads' magazines know which blocks.
-    holders: Holders,
     /// Blocks in use of which more is known than that other streams use them.
     elsewhere: HashMap<u64, Elsewhere>,
     branches: Branches,
@@ -286,8 +284,7 @@ impl Device {
             private: Vec::new(),
             suppliers: HashMap::new(),
             routes: Vec::new(),
-            later: Later::new(properties.total),
-            holders: Holders::default(),
+            later: Later::new(total),
             elsewhere: HashMap::new(),
             branches: Branches::new(settings.graph_capture_record_stream_reuse),
             history: History::default(),
@@ -604,7 +601,8 @@ impl Device {
 
     #[inline]
     fn forget_in_magazine(&self, state: &mut State, live: &Live, address: u64) -> bool {
-        !self.relaxed || self.magazines.forget(live, address, &mut state.holders)
+        let holders = &mut state.later.holders;
+        !self.relaxed || self.magazines.forget(live, address, holders)
     }
 
     /// Frees a block that was looked up, of which more may be known than that others use it.
@@ -674,14 +672,9 @@ impl Device {
     }
 
     fn empty_all(&self, state: &mut State) {
-        let State {
-            later,
-            pool,
-            holders,
-            ..
-        } = state;
+        let State { later, pool, .. } = state;
         self.shelves.clear_all(None, pool);
-        self.magazines.empty(later, pool, holders);
+        self.magazines.empty(later, pool);
     }
 
     /// Gives every chunk that is wholly free back to the driver; waits for the device first where

@@ -29,9 +29,9 @@ pub const UNORDERED: StreamKey = StreamKey {
 };
 
 /// Stands for the id of a stream that is being captured, which cannot be asked for, where it is not known
-/// already ([`Streams`]). So to the pool it is another stream than before and after the capture, whose memory it can only have as any other could.
-/// Two streams of one handle, each captured, the first destroyed before the second was made, are one
-/// stream to it; PyTorch's own streams are never destroyed.
+/// already ([`Streams`]). So to the pool it is another stream than before and after the capture, whose
+/// memory it can only have as any other could. Two streams of one handle, each captured, the first
+/// destroyed before the second was made, are one stream to it; PyTorch's own streams are never destroyed.
 const CAPTURED: u64 = u64::MAX;
 
 /// What one device is.

@@ -56,19 +56,14 @@ impl Device {
         {
             let mut state = self.state.lock();
             let mut own = self.magazines.own();
-            let State {
-                later,
-                pool,
-                holders,
-                ..
-            } = &mut *state;
-            while own.advance(self.magazines.share(), later, pool, holders) {
+            let State { later, pool, .. } = &mut *state;
+            while own.advance(self.magazines.share(), later, pool) {
                 if let Some(address) = own.take(requested) {
                     return Ok(address);
                 }
             }
             if let Some(block) = later.take(requested, pool) {
-                own.know(block, self.magazines.share(), holders);
+                own.know(block, self.magazines.share(), &mut later.holders);
                 return Ok(block.address);
             }
         }
@@ -80,9 +75,9 @@ impl Device {
         }?;
         let mut state = self.state.lock();
         let mut own = self.magazines.own();
-        let State { pool, holders, .. } = &mut *state;
-        let live = pool.look_up(address).filter(|it| it.stream == UNORDERED);
-        if let Some(live) = live {
+        let live = state.pool.look_up(address);
+        if let Some(live) = live.filter(|it| it.stream == UNORDERED) {
+            let holders = &mut state.later.holders;
             own.know(Aside { address, live }, self.magazines.share(), holders);
         }
         Ok(address)
@@ -123,13 +118,8 @@ impl Device {
     fn close_own(&self) {
         let mut state = self.state.lock();
         let mut own = self.magazines.own();
-        let State {
-            later,
-            pool,
-            holders,
-            ..
-        } = &mut *state;
-        own.close(self.magazines.share(), later, pool, holders);
+        let State { later, pool, .. } = &mut *state;
+        own.close(self.magazines.share(), later, pool);
     }
 
     #[inline(never)]
@@ -207,7 +197,7 @@ impl Device {
         let shelf = self.shelves.of(Owner::of(live.stream));
         !state.is_aside(&live)
             && shelf.is_none_or(|shelf| !shelf.has(address))
-            && !self.magazines.has(&live, address, &state.holders)
+            && !self.magazines.has(&live, address, &state.later.holders)
     }
 
     /// The block in use around an address, which need not be its start.

@@ -5,9 +5,10 @@
 //! the same size once it has passed: an event costs more than a pair of calls may. To the pool they are
 //! in use meanwhile, and marked as shared.
 
-use super::magazine::BATCH;
+use super::magazine::{BATCH, Holders};
 use crate::core::{BLOCK, Class, Event, Gpu, Live, Pool};
 use crate::runtime::gpu::DriverGpu;
+use crate::runtime::shelf::spread;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -44,9 +45,7 @@ impl Hasher for Spread {
 
     #[inline]
     fn write_u64(&mut self, value: u64) {
-        self.0 = (self.0 ^ value)
-            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
-            .rotate_left(32);
+        self.0 = spread(self.0 ^ value).rotate_left(32);
     }
 
     fn finish(&self) -> u64 {
@@ -66,6 +65,8 @@ pub struct Later {
     ready_bytes: u64,
     /// Bytes of all of them.
     bytes: u64,
+    /// Which threads' magazines know which of the other blocks.
+    pub holders: Holders,
 }
 
 impl Later {
@@ -78,6 +79,7 @@ impl Later {
             ready: HashMap::default(),
             ready_bytes: 0,
             bytes: 0,
+            holders: Holders::default(),
         }
     }
 

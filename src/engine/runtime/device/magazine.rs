@@ -221,11 +221,11 @@ impl Magazines {
     }
 
     /// Empties every magazine into the device's store.
-    pub fn empty(&self, later: &mut Later, pool: &mut Pool<DriverGpu>, holders: &mut Holders) {
+    pub fn empty(&self, later: &mut Later, pool: &mut Pool<DriverGpu>) {
         let mut made = self.made.load(Relaxed);
         while made != 0 {
             if let Some(magazine) = self.places[made.trailing_zeros() as usize].get() {
-                magazine.lock().empty(later, pool, holders);
+                magazine.lock().empty(later, pool);
             }
             made &= made - 1;
         }
@@ -282,13 +282,7 @@ impl Magazine {
 
     /// Puts an event behind the latest blocks, or where there is no room for more, or no event, them
     /// into the store.
-    pub fn close(
-        &mut self,
-        share: u64,
-        later: &mut Later,
-        pool: &mut Pool<DriverGpu>,
-        holders: &mut Holders,
-    ) {
+    pub fn close(&mut self, share: u64, later: &mut Later, pool: &mut Pool<DriverGpu>) {
         // Another thread with the same magazine may have been quicker.
         if self.open.places.is_empty() {
             return;
@@ -302,18 +296,12 @@ impl Magazine {
                 self.waiting_bytes += batch.bytes;
                 self.waiting.push_back((event, batch));
             }
-            None => self.pour_open(later, pool, holders),
+            None => self.pour_open(later, pool),
         }
     }
 
     /// The oldest batch is ready, if its event has passed. True if it was.
-    pub fn advance(
-        &mut self,
-        share: u64,
-        later: &mut Later,
-        pool: &mut Pool<DriverGpu>,
-        holders: &mut Holders,
-    ) -> bool {
+    pub fn advance(&mut self, share: u64, later: &mut Later, pool: &mut Pool<DriverGpu>) -> bool {
         let passed = |(event, _): &(Event, Batch)| pool.gpu_mut().passed(*event);
         if !self.waiting.front().is_some_and(passed) {
             return false;
@@ -324,10 +312,10 @@ impl Magazine {
         pool.gpu_mut().forget(event);
         self.waiting_bytes -= batch.bytes;
         if self.ready_bytes + batch.bytes > share {
-            self.pour_ready(later, pool, holders);
+            self.pour_ready(later, pool);
         }
         if !batch.mixed {
-            let at = self.ready_at(batch.requested, later, pool, holders);
+            let at = self.ready_at(batch.requested, later, pool);
             let ready = &mut self.ready[at].places;
             if ready.is_empty() {
                 std::mem::swap(ready, &mut batch.places);
@@ -340,7 +328,7 @@ impl Magazine {
                 continue;
             };
             let (requested, size) = (item.block.live.requested, item.block.size());
-            let at = self.ready_at(requested, later, pool, holders);
+            let at = self.ready_at(requested, later, pool);
             self.ready_bytes += size;
             self.ready[at].places.push(place);
         }
@@ -350,17 +338,11 @@ impl Magazine {
     }
 
     /// Where the idle blocks of a size are. Those of all sizes make room where there are too many sizes.
-    fn ready_at(
-        &mut self,
-        requested: u64,
-        later: &mut Later,
-        pool: &mut Pool<DriverGpu>,
-        holders: &mut Holders,
-    ) -> usize {
+    fn ready_at(&mut self, requested: u64, later: &mut Later, pool: &mut Pool<DriverGpu>) -> usize {
         let known = self.ready.iter().position(|it| it.requested == requested);
         known.unwrap_or_else(|| {
             if self.ready.len() >= SIZES {
-                self.pour_ready(later, pool, holders);
+                self.pour_ready(later, pool);
             }
             self.ready.push(Ready {
                 requested,
@@ -394,45 +376,51 @@ impl Magazine {
     }
 
     fn lies_here(&self, address: u64) -> bool {
-        let item = self.find(address).and_then(|place| self.known[place]);
-        item.is_some_and(|item| item.lying)
+        self.find(address).is_some_and(|place| self.lies_at(place))
+    }
+
+    fn lies_at(&self, place: usize) -> bool {
+        matches!(&self.known[place], Some(item) if item.lying)
     }
 
     /// False where the block lies here.
     fn forget(&mut self, address: u64) -> bool {
-        let gone = !self.lies_here(address);
-        if gone && let Some(place) = self.find(address) {
-            self.known[place] = None;
+        match self.find(address) {
+            Some(place) if self.lies_at(place) => false,
+            Some(place) => {
+                self.known[place] = None;
+                true
+            }
+            None => true,
         }
-        gone
     }
 
-    fn empty(&mut self, later: &mut Later, pool: &mut Pool<DriverGpu>, holders: &mut Holders) {
+    fn empty(&mut self, later: &mut Later, pool: &mut Pool<DriverGpu>) {
         self.recycled.tell(pool);
-        self.pour_ready(later, pool, holders);
+        self.pour_ready(later, pool);
         while let Some((event, mut batch)) = self.waiting.pop_front() {
-            let blocks = self.release(&mut batch, holders);
+            let blocks = self.release(&mut batch, &mut later.holders);
             later.await_event(event, blocks, pool);
         }
         self.waiting_bytes = 0;
-        self.pour_open(later, pool, holders);
+        self.pour_open(later, pool);
     }
 
-    fn pour_open(&mut self, later: &mut Later, pool: &mut Pool<DriverGpu>, holders: &mut Holders) {
+    fn pour_open(&mut self, later: &mut Later, pool: &mut Pool<DriverGpu>) {
         let mut open = std::mem::take(&mut self.open);
-        for block in self.release(&mut open, holders) {
+        for block in self.release(&mut open, &mut later.holders) {
             later.put(block, pool);
         }
         self.open = open;
     }
 
-    fn pour_ready(&mut self, later: &mut Later, pool: &mut Pool<DriverGpu>, holders: &mut Holders) {
+    fn pour_ready(&mut self, later: &mut Later, pool: &mut Pool<DriverGpu>) {
         for Ready { places, .. } in std::mem::take(&mut self.ready) {
             let mut ready = Batch {
                 places,
                 ..Batch::default()
             };
-            let blocks = self.release(&mut ready, holders);
+            let blocks = self.release(&mut ready, &mut later.holders);
             later.restock(blocks, pool);
         }
         self.ready_bytes = 0;
