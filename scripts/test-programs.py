@@ -59,6 +59,7 @@ PROGRAMS = [
     ("cublas", ["blas.cu", "shared", "libcublas.so"], {}),
     ("cudnn", ["dnn.cu", "shared", "libcudnn.so"], {}),
     ("cupy-pool", ["cupy_arrays.py", "pool"], {}),
+    ("cupy-waits", ["cupy_arrays.py", "waits"], {}),
     ("cupy-async", ["cupy_arrays.py", "async"], {}),
     ("cupy-off", ["cupy_arrays.py", "off"], {}),
     ("numba", ["numba_kernels.py"], {}),
@@ -80,7 +81,12 @@ MODULES = {
 }
 
 # What a program without a pool of its own is to be as fast as, once the pool is under it.
-BESIDE = [("cupy-off", "cupy-pool"), ("jax-platform", "jax"), ("torch-uncached", "torch")]
+BESIDE = [
+    ("cupy-off", "cupy-pool"),
+    ("cupy-off", "cupy-waits"),
+    ("jax-platform", "jax"),
+    ("torch-uncached", "torch"),
+]
 
 
 class Missing(Exception):

@@ -158,6 +158,7 @@ int main(void) {
                     {"cuMemAlloc + cuMemFree, 65536 bytes", driver_pair},
                     {"cudaMallocAsync + cudaFreeAsync, 65536 bytes, a stream each", own_pair},
                     {"cuMemAllocAsync + cuMemFreeAsync, 65536 bytes, a stream each", own_driver_pair},
+                    {"cuCtxSynchronize", wait_for_all},
                     {"cudaGetDevice twice", runtime_itself}};
     for (size_t way = 0; way < sizeof threaded / sizeof *threaded; way++)
         printf("8 threads, %s: %.0f ns\n", threaded[way].name, measure_threads(threaded[way].run));

@@ -1,6 +1,7 @@
 """CuPy's arrays: temporaries of many sizes, and products of matrices.
 
-    cupy_arrays.py pool|async|off       memory by CuPy's own pool, by cudaMallocAsync, or by cudaMalloc
+    cupy_arrays.py pool|waits|async|off       memory by CuPy's own pool, by the same with a wait for the
+                                              GPU at each release, by cudaMallocAsync, or by cudaMalloc
 """
 
 import sys
@@ -9,8 +10,19 @@ import cupy
 
 from loop import timed
 
+
+class Waits(cupy.cuda.MemoryHook):
+    """The wait that cudaFree promises: what this costs, no allocator under cudaFree can save."""
+
+    name = "waits"
+
+    def free_preprocess(self, **_):
+        cupy.cuda.runtime.deviceSynchronize()
+
+
 ALLOCATORS = {
     "pool": lambda: None,
+    "waits": lambda: Waits().__enter__(),
     "async": lambda: cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc),
     "off": lambda: cupy.cuda.set_allocator(None),
 }
