@@ -14,7 +14,7 @@ With --soak, a load that changes from round to round and storms that take all me
 each, bare (a quarter of it), strict and relaxed: nothing that the process keeps may grow.
 
 A program prints what it computed, which has to be the same in every run (numbers after a ~ to four
-digits), and how long its loop took, the median of five. `whole` is the time from its start to its end,
+digits), and how long its loop took, the median of 25. `whole` is the time from its start to its end,
 `in its calls` what of that, preloaded, it spent allocating and freeing, waits for the GPU included.
 Each ratio is preloaded over bare, the median of the pairs. Needs no Rust.
 """

@@ -21,7 +21,6 @@ ALLOCATORS = {
     "concertina": None,
     "recipe": None,
 }
-import torch.nn.functional as F
 
 DEV = "cuda"
 
