@@ -17,7 +17,7 @@ macro_rules! interpreter {
     ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
         #[allow(non_snake_case)]
         pub struct Interpreter {
-            $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            $(pub $name: unsafe extern "C-unwind" fn($($argument),*) $(-> $result)?,)*
         }
 
         impl Interpreter {
@@ -44,7 +44,7 @@ macro_rules! interpreter {
                             }
                             std::mem::transmute::<
                                 *mut c_void,
-                                unsafe extern "C" fn($($argument),*) $(-> $result)?,
+                                unsafe extern "C-unwind" fn($($argument),*) $(-> $result)?,
                             >(address)
                         }
                     },)*

@@ -1,7 +1,9 @@
 //! Memory history and snapshots: what PyTorch's `_record_memory_history` and `_snapshot` ask.
 //!
 //! Where the program was is a traceback of PyTorch's own, gathered by the function that `attach.py`
-//! hands over, which is called with no lock of ours held: it takes the interpreter's.
+//! hands over, which is called with no lock of ours held: it takes the interpreter's. Nor is it called
+//! inside of [`guard`], which ends the process where a C++ exception reaches it: a recorder may throw, and
+//! PyTorch's own allocator lets that go on to whoever asked for memory.
 
 use super::cxx::{CxxString, CxxVector};
 use super::memory::{Take, current_device, hand_over};
@@ -53,7 +55,7 @@ impl Drop for Traceback {
     }
 }
 
-/// Where this thread is, if such places are wanted.
+/// Where this thread is, if such places are wanted. What PyTorch's recorder throws goes on to the caller.
 fn gather(wanted: Contexts) -> Context {
     if !history::wants(wanted) {
         return None;
@@ -105,7 +107,10 @@ fn gather(wanted: Contexts) -> Context {
 #[cold]
 pub fn allocated(device: &Device, address: u64, size: usize, stream: u64) {
     if history::is_recorded() {
-        device.note_allocated(address, size as u64, stream, gather(Contexts::State));
+        let place = gather(Contexts::State);
+        guard((), || {
+            device.note_allocated(address, size as u64, stream, place);
+        });
     }
 }
 
@@ -113,21 +118,33 @@ pub fn allocated(device: &Device, address: u64, size: usize, stream: u64) {
 #[cold]
 pub fn freeing(device: &Device, address: u64, size: usize, stream: u64) {
     if history::is_recorded() {
-        device.note_freed(address, size as u64, stream, gather(Contexts::All));
+        let place = gather(Contexts::All);
+        guard((), || {
+            device.note_freed(address, size as u64, stream, place);
+        });
     }
 }
 
+/// Where PyTorch is about to have memory given back to the driver, for [`emptied`].
+pub fn emptying() -> Context {
+    gather(Contexts::All)
+}
+
 /// PyTorch had memory given back to the driver.
-#[cold]
-pub fn emptied(device: &Device) {
-    device.note_happenings(gather(Contexts::All));
+pub fn emptied(device: &Device, place: &Context) {
+    if history::is_recorded() {
+        device.note_happenings(place.clone());
+    }
 }
 
 /// PyTorch got nothing.
 #[cold]
 pub fn out_of_memory(device: &Device, size: usize, stream: u64) {
     if history::is_recorded() {
-        device.note_out_of_memory(size as u64, stream, gather(Contexts::State));
+        let place = gather(Contexts::State);
+        guard((), || {
+            device.note_out_of_memory(size as u64, stream, place);
+        });
     }
 }
 

@@ -110,7 +110,7 @@ unsafe extern "C-unwind" fn allocate(
     match found {
         Ok(pointer) => {
             if is_watched() {
-                guard((), || tell_allocated(pointer, size, device, stream));
+                tell_allocated(pointer, size, device, stream);
             }
             pointer
         }
@@ -140,13 +140,18 @@ fn supply(
 }
 
 /// What PyTorch calls in place of [`concertina_free`].
-extern "C" fn release(pointer: *mut c_void, size: usize, device: c_int, stream: *mut CUstream_st) {
+extern "C-unwind" fn release(
+    pointer: *mut c_void,
+    size: usize,
+    device: c_int,
+    stream: *mut CUstream_st,
+) {
     if !is_watched() {
         return concertina_free(pointer, size, device, stream);
     }
-    guard((), || tell_freeing(pointer, size, device, stream));
+    tell_freeing(pointer, size, device, stream);
     concertina_free(pointer, size, device, stream);
-    guard((), || tell_freed(pointer, size, device));
+    tell_freed(pointer, size, device);
 }
 
 /// Whether anybody wants to know what comes and goes.
@@ -155,26 +160,48 @@ fn is_watched() -> bool {
     concertina_engine::runtime::history::is_recorded() || profiler::is_listening()
 }
 
+// Whoever wants to know is C++ and may throw, which goes on to PyTorch as under its own allocator: there is
+// no guard around these, but in them around what is ours.
+
 #[cold]
 fn tell_allocated(pointer: *mut c_void, size: usize, device: c_int, stream: *mut CUstream_st) {
-    if let Some(device) = memory::used(device).filter(|_| !pointer.is_null()) {
-        history::allocated(device, pointer as u64, size, stream as u64);
-        profiler::report(device, pointer as u64, device.rounded(size) as i64);
+    /// A block that nobody gets, since somebody has thrown.
+    struct Unwanted(*mut c_void, c_int, *mut CUstream_st);
+
+    impl Drop for Unwanted {
+        fn drop(&mut self) {
+            guard((), || give_back(self.0, self.1, self.2 as u64));
+        }
+    }
+
+    if let Some((here, bytes)) = of_whom(pointer, size, device) {
+        let unwanted = Unwanted(pointer, device, stream);
+        history::allocated(here, pointer as u64, size, stream as u64);
+        profiler::report(here, pointer as u64, bytes);
+        std::mem::forget(unwanted);
     }
 }
 
 #[cold]
 fn tell_freeing(pointer: *mut c_void, size: usize, device: c_int, stream: *mut CUstream_st) {
-    if let Some(device) = memory::used(device).filter(|_| !pointer.is_null()) {
-        history::freeing(device, pointer as u64, size, stream as u64);
+    if let Some((here, _)) = of_whom(pointer, size, device) {
+        history::freeing(here, pointer as u64, size, stream as u64);
     }
 }
 
 #[cold]
 fn tell_freed(pointer: *mut c_void, size: usize, device: c_int) {
-    if let Some(device) = memory::used(device).filter(|_| !pointer.is_null()) {
-        profiler::report(device, pointer as u64, -(device.rounded(size) as i64));
+    if let Some((here, bytes)) = of_whom(pointer, size, device) {
+        profiler::report(here, pointer as u64, -bytes);
     }
+}
+
+/// A block's device, if it was used, and the bytes that the block takes there.
+fn of_whom(pointer: *mut c_void, size: usize, device: c_int) -> Option<(&'static Device, i64)> {
+    guard(None, || {
+        let here = memory::used(device).filter(|_| !pointer.is_null())?;
+        Some((here, here.rounded(size) as i64))
+    })
 }
 
 #[cold]
@@ -203,7 +230,7 @@ unsafe fn refuse(
         return ptr::null_mut();
     }
     if let Some(shortage) = &shortage {
-        guard((), || tell_out_of_memory(shortage, size, stream));
+        tell_out_of_memory(shortage, size, stream);
     }
     let failure = match shortage {
         Some(it) if it.error.is_none() => Failure::OutOfMemory(it.to_string()),
@@ -278,13 +305,13 @@ pub extern "C" fn concertina_init(device_count: c_int) {
 ///
 /// Waits for the GPU where free memory may still be in use. Any thread may call it.
 #[unsafe(no_mangle)]
-pub extern "C" fn concertina_empty_cache() {
+pub extern "C-unwind" fn concertina_empty_cache() {
+    // PyTorch's recorder may throw.
+    let place = history::emptying();
     guard((), || {
         each_device(|device| {
             device.empty_cache();
-            if concertina_engine::runtime::history::is_recorded() {
-                history::emptied(device);
-            }
+            history::emptied(device, &place);
         });
     });
 }

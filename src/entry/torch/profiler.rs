@@ -1,7 +1,8 @@
 //! `torch.profiler` with `profile_memory=True`: PyTorch's allocators tell it of each block.
 
 use super::symbols::Library;
-use concertina_engine::runtime::Device;
+use crate::entry::guard::guard;
+use concertina_engine::runtime::{Device, Usage};
 use std::ffi::c_void;
 use std::mem::transmute;
 use std::sync::OnceLock;
@@ -80,8 +81,8 @@ pub fn is_listening() -> bool {
 #[cold]
 pub fn report(device: &Device, address: u64, size: i64) {
     if let Some(profiler) = listening() {
-        let usage = device.usage();
-        // SAFETY: as the header has it; no lock of ours is held.
+        let usage = usage(device);
+        // SAFETY: as the header has it; no lock of ours is held, and an exception goes on to PyTorch.
         unsafe {
             (profiler.memory)(
                 address as *mut c_void,
@@ -98,8 +99,8 @@ pub fn report(device: &Device, address: u64, size: i64) {
 #[cold]
 pub fn report_out_of_memory(device: &Device, size: usize) {
     if let Some(profiler) = listening() {
-        let usage = device.usage();
-        // SAFETY: as the header has it; no lock of ours is held.
+        let usage = usage(device);
+        // SAFETY: as above.
         unsafe {
             (profiler.out_of_memory)(
                 size as i64,
@@ -109,6 +110,10 @@ pub fn report_out_of_memory(device: &Device, size: usize) {
             )
         };
     }
+}
+
+fn usage(device: &Device) -> Usage {
+    guard(Usage::default(), || device.usage())
 }
 
 fn cxx(device: &Device) -> CxxDevice {

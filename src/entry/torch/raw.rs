@@ -268,7 +268,7 @@ unsafe extern "C-unwind" fn allocate_tensor(
 }
 
 /// Gives back what any of these handed out, or the wrapper's own functions before.
-extern "C" fn raw_delete(_: This, pointer: *mut c_void) {
+extern "C-unwind" fn raw_delete(_: This, pointer: *mut c_void) {
     if is_watched() {
         return delete_watched(pointer);
     }

@@ -71,23 +71,27 @@ impl Drop for Traceback {
     }
 }
 
-/// Where this thread is. No lock may be held.
+/// Where this thread is. No lock may be held. What the recorder throws goes on to the caller.
 pub fn gather(recorder: Recorder) -> Context {
-    let unneeded = take(&mut tracebacks().unneeded);
-    drop(unneeded);
+    guard((), || {
+        let unneeded = take(&mut tracebacks().unneeded);
+        drop(unneeded);
+    });
     let mut pointer = SharedPointer::NULL;
     // SAFETY: PyTorch's function, and room for what it returns, where nothing has to be dropped.
     unsafe { recorder(&mut pointer) };
-    let number = pointer.address() as u64 | 1;
-    if pointer.address().is_null() {
-        return None;
-    }
-    let mut tracebacks = tracebacks();
-    tracebacks
-        .used
-        .get_or_insert_default()
-        .insert(number, pointer);
-    Some(Arc::new(Traceback(number)))
+    guard(None, || {
+        let number = pointer.address() as u64 | 1;
+        if pointer.address().is_null() {
+            return None;
+        }
+        let mut tracebacks = tracebacks();
+        tracebacks
+            .used
+            .get_or_insert_default()
+            .insert(number, pointer);
+        Some(Arc::new(Traceback(number)))
+    })
 }
 
 /// `recordHistory`, in the order of PyTorch's arguments.

@@ -10,7 +10,7 @@ use crate::runtime::sharing;
 use crate::runtime::shelf::Owner;
 
 /// How much of a device a process uses, as its own calls show it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Bytes of the blocks in use.
     pub live: u64,
