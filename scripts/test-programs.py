@@ -3,12 +3,17 @@
 they say the same, and prints their times side by side.
 
     test-programs.py [options] [PROGRAM...]
+    test-programs.py --long ROUNDS [PROGRAM...]
     test-programs.py --soak SECONDS [--library FILE]
 
 The programs are those of tests/programs/real: loops in CUDA C, with the runtime linked in and as a
 library, work that fails, cuBLAS, cuDNN, CuPy, Numba, JAX, Triton and PyTorch. PROGRAMs choose some by
 the beginning of their names; `--list` names all. One whose compiler, library or Python module is not
 here is named with what is missing, and counts as not run.
+
+With --long, each program repeats its loop so many times, with sizes that change from round to round, once
+bare and once preloaded: what they say has to be the same, and nothing that the preloaded process keeps may
+grow. A hundred rounds take most of them some seconds.
 
 With --soak, a load that changes from round to round and storms that take all memory run for so long
 each, bare (a quarter of it), strict and relaxed: nothing that the process keeps may grow.
@@ -30,12 +35,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "tests" / "programs" / "real"
-# No run takes longer, unless it hangs.
+# No run takes longer, unless it hangs; a long one has more.
 SECONDS = 180
+LONG = 1800
 
 PLATFORM = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
@@ -166,10 +173,67 @@ def clean_environment():
     }
 
 
-class Run:
-    """One run of a program."""
+class Watch:
+    """What a process keeps, looked at from outside while it runs: the most of each in the first and in
+    the second half of the time since its loop was warm."""
 
-    def __init__(self, command, variables, library, stats, conf, seconds=SECONDS):
+    EVERY = 0.05
+    # No less is a half.
+    LOOKS = 20
+    # What is kept, and by how much that may vary.
+    KINDS = {
+        "bytes held by the pool": 32 << 20,
+        "chunks held by the pool": 64,
+        "file descriptors": 8,
+        "mappings of the process": 256,
+        "bytes of the process's memory": 64 << 20,
+    }
+
+    def __init__(self, process, warm, stats):
+        self.process, self.warm, self.stats = process, warm, stats
+        self.looks = []
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        while self.process.poll() is None:
+            if self.warm.exists():
+                try:
+                    self.looks.append(self.look())
+                except (OSError, ValueError):
+                    pass  # It has just ended, or the statistics are not there yet.
+            time.sleep(self.EVERY)
+
+    def look(self):
+        there = pathlib.Path(f"/proc/{self.process.pid}")
+        counters = [device["memory_stats"] for device in json.loads(self.stats.read_text())["devices"]]
+        return (
+            sum(counter["reserved_bytes.all.current"] for counter in counters),
+            sum(counter["segment.all.current"] for counter in counters),
+            len(list((there / "fd").iterdir())),
+            len((there / "maps").read_text().splitlines()),
+            int((there / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE"),
+        )
+
+    def grown(self):
+        """What grew, a line each, and what was kept in the end."""
+        self.thread.join()
+        half = len(self.looks) // 2
+        if half < self.LOOKS:
+            return [f"only {len(self.looks)} looks at the process since its loop was warm: more rounds"], []
+        first, second = (map(max, zip(*part)) for part in (self.looks[:half], self.looks[half:]))
+        wrong, kept = [], []
+        for (kind, slack), before, after in zip(self.KINDS.items(), first, second):
+            kept.append(f"{kind} {after}")
+            if after > before * 5 // 4 + slack:
+                wrong.append(f"{kind}: {before} in the first half, {after} in the second")
+        return wrong, kept
+
+
+class Run:
+    """One run of a program; a long one of so many rounds, if any are named."""
+
+    def __init__(self, command, variables, library, stats, conf, seconds=SECONDS, rounds=0):
         environment = clean_environment() | variables
         if command[0] != sys.executable:
             # Python's packages find their own.
@@ -179,15 +243,23 @@ class Run:
         if library:
             environment["LD_PRELOAD"] = str(library)
             environment |= {"CONCERTINA_STATS": str(stats), "CONCERTINA_CONF": conf}
-        how = {"env": environment, "capture_output": True, "text": True, "timeout": seconds}
+        self.watch = None
+        if rounds:
+            warm = stats.with_name("warm")
+            warm.unlink(missing_ok=True)
+            environment |= {"PROGRAM_ROUNDS": str(rounds), "PROGRAM_WARM": str(warm)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         start = time.perf_counter()
+        process = subprocess.Popen(command, env=environment, **pipes)
+        if rounds and library:
+            self.watch = Watch(process, warm, stats)
         try:
-            done = subprocess.run(command, **how)
-            status, out, self.errors = f"exit status {done.returncode}", done.stdout, done.stderr
-        except subprocess.TimeoutExpired as late:
+            out, self.errors = process.communicate(timeout=seconds)
+            status = f"exit status {process.returncode}"
+        except subprocess.TimeoutExpired:
             status = f"did not end in {seconds} s"
-            texts = (late.stdout, late.stderr)
-            out, self.errors = ((text or b"").decode(errors="replace") for text in texts)
+            process.kill()
+            out, self.errors = process.communicate()
         self.whole = time.perf_counter() - start
         lines = out.splitlines()
         loops = [float(line.split()[1]) for line in lines if line.startswith("loop: ")]
@@ -290,6 +362,20 @@ def soak(options, work):
     return good
 
 
+def run_long(name, command, variables, options, work):
+    """Runs one program for many rounds, bare and preloaded. Returns its row and what was wrong."""
+    stats = work / "stats.json"
+    conf = ",".join(filter(None, [options.conf, "stats_interval_s:1"]))
+    bare = Run(command, variables, None, stats, "", LONG, options.long)
+    run = Run(command, variables, options.library, stats, conf, LONG, options.long)
+    wrong, kept = run.watch.grown()
+    if not run.ended or not agree(bare.said, run.said):
+        wrong.append(f"preloaded says {run.said}, and bare {bare.said}")
+        wrong += [f"    {line}" for line in run.errors.splitlines()[-8:]]
+    verdict = "FAILED" if wrong else "passed"
+    return f"{verdict} {name}, {options.long} rounds, {run.pooled} from the pool; kept: {', '.join(kept)}", wrong
+
+
 HEAD = """\
 | program | same results | from the pool | in its calls | loop, bare | preloaded | ratio \
 | whole, bare | preloaded | ratio | pairs |
@@ -316,6 +402,7 @@ def main():
     option("--rounds", type=int, default=5, help="pairs of runs; five times as many of start (5)")
     option("--seconds", type=float, default=10, help="then no pair of a program after the second (10)")
     option("--conf", default="", help="CONCERTINA_CONF when preloaded, such as free:relaxed")
+    option("--long", type=int, metavar="ROUNDS", help="so many rounds of each program instead")
     option("--soak", type=int, metavar="SECONDS", help="a changing load and storms instead, so long each")
     option("--list", action="store_true", help="name the programs and end")
     options = parser.parse_args()
@@ -324,6 +411,8 @@ def main():
         return 0
     if options.rounds < 1:
         parser.error("--rounds: 1 or more is wanted")
+    if options.long is not None and options.long < 8:
+        parser.error("--long: 8 rounds or more are wanted")
     for text in options.programs:
         if not any(name.startswith(text) for name, _, _ in PROGRAMS):
             parser.error(f"no program begins with {text}; --list names all")
@@ -337,7 +426,8 @@ def main():
             except Missing as why:
                 sys.exit(f"test-programs.py: the soak cannot run: {why}")
 
-    print(HEAD, flush=True)
+    if options.long is None:
+        print(HEAD, flush=True)
     times, failed, missing = {}, [], []
     with tempfile.TemporaryDirectory() as directory:
         work = pathlib.Path(directory)
@@ -345,9 +435,14 @@ def main():
             if options.programs and not any(name.startswith(text) for text in options.programs):
                 continue
             try:
-                row, times[name], wrong = measure(
-                    name, command(what, work), variables, options, work
-                )
+                built = command(what, work)
+                if options.long is None:
+                    row, times[name], wrong = measure(name, built, variables, options, work)
+                elif name.startswith(("start", "fault")):
+                    continue  # They have no loop.
+                else:
+                    row, wrong = run_long(name, built, variables, options, work)
+                    times[name] = (None, None)
             except Missing as why:
                 missing.append(name)
                 print(f"not run: {name}: {why}", file=sys.stderr, flush=True)

@@ -21,7 +21,7 @@ static void loop(void) {
     for (int round = 0; round < ROUNDS; round++) {
         int rows = EDGE - 32 * (round % 8);
         float *c, sum;
-        CHECK(cudaMalloc((void **)&c, sizeof *c * (size_t)rows * EDGE));
+        CHECK(cudaMalloc((void **)&c, sizeof *c * (size_t)rows * EDGE * scale));
         CHECK(cublasSgemm_v2(handle, 0, 0, rows, EDGE, EDGE, &one, a, EDGE, b, EDGE, &zero, c, rows));
         CHECK(cublasSasum_v2(handle, rows * EDGE, c, 1, &sum));
         CHECK(cudaFree(c));

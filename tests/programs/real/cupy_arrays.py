@@ -29,14 +29,14 @@ ALLOCATORS = {
 ALLOCATORS[sys.argv[1]]()
 
 
-def body():
+def body(scale):
     total = cupy.zeros((), dtype=cupy.int64)
     for step in range(100):
-        count = 1000 + (1024 << step % 11)
+        count = 1000 + (1024 << step % 11) * scale
         x = cupy.arange(count, dtype=cupy.int64)
         y = x * 3 + (x // 7) - step
         total += (y % 1000).sum()
-        edge = 64 * (1 + step % 4)
+        edge = 64 * (scale + step % 4)
         a = cupy.full((edge, edge), step % 5, dtype=cupy.float32)
         total += (a @ a).sum().astype(cupy.int64)
     return int(total)

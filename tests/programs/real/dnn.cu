@@ -36,7 +36,7 @@ static void loop(void) {
         size_t bytes;
         void *workspace = NULL;
         float *y, corner;
-        CHECK(cudaMalloc((void **)&y, COUNT * sizeof *y));
+        CHECK(cudaMalloc((void **)&y, COUNT * sizeof *y * scale));
         CHECK(cudnnGetConvolutionForwardWorkspaceSize(handle, image, filter, convolution, image,
                                                       PRECOMPUTED, &bytes));
         if (bytes > 0)

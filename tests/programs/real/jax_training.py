@@ -51,12 +51,13 @@ def step(weights, x, y):
     return value, [w - 0.05 * slope for w, slope in zip(weights, slopes)]
 
 
-def body():
+def body(scale):
     keys = jax.random.split(jax.random.PRNGKey(0), 5)
     weights = [
         jax.random.normal(key, (a, b)) / jnp.sqrt(a) for key, a, b in zip(keys, SIZES, SIZES[1:])
     ]
-    x, y = jax.random.normal(keys[3], (256, 256)), jax.random.normal(keys[4], (256, 64))
+    rows = 256 * scale
+    x, y = jax.random.normal(keys[3], (rows, 256)), jax.random.normal(keys[4], (rows, 64))
     for number in range(60):
         value, weights = step(weights, x, y)
         x = x + 0.001 * number

@@ -8,9 +8,9 @@ if not hasattr(numpy, "row_stack"):
 
 from numba import cuda  # noqa: E402
 
-from loop import timed
+from loop import SCALES, timed
 
-SOURCE = numpy.arange((1 << 20) + 1000, dtype=numpy.int64)
+SOURCE = numpy.arange((1 << 18) * SCALES + 1000, dtype=numpy.int64)
 
 
 @cuda.jit
@@ -20,10 +20,10 @@ def combine(y, x, step):
         y[i] = x[i] * 3 + x[i] // 7 - step
 
 
-def body():
+def body(scale):
     total = 0
     for step in range(60):
-        count = 1000 + (1024 << step % 9)
+        count = 1000 + (1024 << step % 9) * scale
         x = cuda.to_device(SOURCE[:count])
         y = cuda.device_array(count, numpy.int64)
         combine[(count + 255) // 256, 256](y, x, step)

@@ -1,4 +1,4 @@
-/* What the programs here share: how they time their loop and what they say of it. */
+/* What the programs here share: how they time their loop, or run it for long, and what they say of it. */
 #pragma once
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -7,6 +7,10 @@
 
 /* Many: a machine that others use as well is slow for moments. */
 enum { REPEATS = 25 };
+
+/* In a long run the sizes in use change from round to round: a loop takes so many times the memory. */
+enum { SCALES = 4 };
+static size_t scale = 1;
 
 static inline double seconds(void) {
     struct timespec time;
@@ -29,8 +33,26 @@ static inline int compare_times(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Runs the loop once to warm up, and then for the median of its times. */
+/* Runs the loop for many rounds, and makes the file PROGRAM_WARM once each scale has been there. */
+static inline void run_long(void (*loop)(void), long rounds) {
+    const char *path = getenv("PROGRAM_WARM");
+    for (long round = 0; round < rounds; round++) {
+        scale = 1 + (size_t)round % SCALES;
+        loop();
+        FILE *file = round == SCALES && path ? fopen(path, "w") : NULL;
+        if (file)
+            fclose(file);
+    }
+}
+
+/* Runs the loop once to warm up, and then for the median of its times. Where PROGRAM_ROUNDS says how many
+ * rounds, it is a long run. */
 static inline void time_loop(void (*loop)(void)) {
+    const char *rounds = getenv("PROGRAM_ROUNDS");
+    if (rounds) {
+        run_long(loop, atol(rounds));
+        return;
+    }
     double times[REPEATS];
     loop();
     for (int i = 0; i < REPEATS; i++) {

@@ -9,7 +9,7 @@
 #include <cuda.h>
 #include <string.h>
 
-static const size_t MOST = (size_t)4 << 20;
+static const size_t MOST = ((size_t)4 << 20) * SCALES;
 static char way;
 static unsigned *kept[2];
 static unsigned long long *total;
@@ -65,7 +65,7 @@ static void give_back(unsigned *address) {
 
 static void loop(void) {
     for (unsigned round = 0; round < 300; round++) {
-        size_t count = 1000 + ((size_t)1024 << round % 11);
+        size_t count = 1000 + ((size_t)1024 << round % 11) * scale;
         unsigned *x = take(0, count * sizeof *x);
         fill<<<64, 128>>>(x, count, round);
         unsigned *y = take(1, count * sizeof *y);

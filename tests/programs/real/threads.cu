@@ -39,7 +39,7 @@ static void *work(void *argument) {
     size_t number = (size_t)argument;
     cudaStream_t stream = streams[number];
     for (unsigned round = 0; round < ROUNDS; round++) {
-        size_t count = 1000 + ((size_t)1024 << (round + number) % 10);
+        size_t count = 1000 + ((size_t)1024 << (round + number) % 10) * scale;
         unsigned long long *total = (unsigned long long *)take(sizeof *total, stream), result;
         unsigned *x = (unsigned *)take(count * sizeof *x, stream);
         CHECK(cudaMemsetAsync(total, 0, sizeof *total, stream));

@@ -15,7 +15,7 @@ torch.backends.cudnn.benchmark = False
 torch.backends.cudnn.allow_tf32 = False
 
 
-def body():
+def body(scale):
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1),
@@ -28,7 +28,7 @@ def body():
     ).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(30):
-        count = 16 + 8 * (step % 5)
+        count = (16 + 8 * (step % 5)) * scale
         x = torch.randn(count, 3, 32, 32, device="cuda")
         y = torch.arange(count, device="cuda") % 10
         loss = nn.functional.cross_entropy(model(x), y)

@@ -15,10 +15,10 @@ def combine(y, x, count, step, BLOCK: tl.constexpr):
     tl.store(y + at, value * 3 + value // 7 - step, mask=inside)
 
 
-def body():
+def body(scale):
     total = torch.zeros((), dtype=torch.int64, device="cuda")
     for step in range(100):
-        count = 1000 + (1024 << step % 11)
+        count = 1000 + (1024 << step % 11) * scale
         x = torch.arange(count, device="cuda")
         y = torch.empty_like(x)
         combine[(triton.cdiv(count, 1024),)](y, x, count, step, BLOCK=1024)
