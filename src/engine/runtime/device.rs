@@ -448,7 +448,7 @@ impl Device {
                 Some(mut shelf) => shelf.track(key, address, requested, rounded),
                 // Such memory has magazines instead.
                 None if self.relaxed && key == UNORDERED => {}
-                None if state.habits.of(Owner::of(key)).asked(requested) => {
+                None if state.habits.of(Owner::of(key)).asked(address, requested) => {
                     if let Some(mut shelf) = self.shelves.begin(key) {
                         shelf.track(key, address, requested, rounded);
                     }
@@ -581,7 +581,7 @@ impl Device {
                     live = state.pool.look_up(address).ok_or(UnknownPointer)?;
                 }
             }
-            None => state.habits.of(owner).freed(live.requested),
+            None => state.habits.of(owner).freed(address, live.requested),
         }
         if state.elsewhere.is_empty() {
             state.pool.free_live(live);
