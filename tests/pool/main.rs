@@ -18,6 +18,7 @@ mod private;
 mod random;
 mod random_runs;
 mod red;
+mod reset;
 mod runner;
 mod shelves;
 mod streams;

@@ -302,6 +302,7 @@ impl Device {
         }
         state.elsewhere.clear();
         state.pool.gpu_mut().ended = ended;
+        Device::free_all_uncached(&mut state);
         // What the driver refuses once is asked again.
         for _ in 0..2 {
             state.pool.trim_all(None);

@@ -4,10 +4,12 @@
 
 use super::{Device, OutOfMemory, State};
 use crate::core::{Gpu, SHARED};
+use crate::runtime::sharing;
+use std::mem::take;
 
 impl Device {
     /// Whether blocks come from the driver one by one from now on. Those in use are freed as they came.
-    pub(in crate::runtime) fn set_uncached(&self, uncached: bool) {
+    pub fn set_uncached(&self, uncached: bool) {
         let mut state = self.settled();
         state.uncached = uncached;
         self.note_routes(&mut state);
@@ -47,6 +49,14 @@ impl Device {
                 true
             }
             None => false,
+        }
+    }
+
+    /// Gives all blocks back that came from the driver one by one.
+    pub(super) fn free_all_uncached(state: &mut State) {
+        for (address, bytes) in take(&mut state.blocks) {
+            sharing::forget(address);
+            state.pool.gpu_mut().free(address, bytes);
         }
     }
 }
