@@ -286,19 +286,26 @@ impl Device {
     /// Takes back every block and gives all memory back to the driver: the context that they were
     /// used in ends. `ended` says that it has, and all its work with it.
     pub fn start_over(&self, ended: bool) {
-        let mut state = self.settled();
+        let take_back = |state: &mut State| {
+            self.empty_all(state);
+            let State { later, pool, .. } = state;
+            later.give_back(pool);
+        };
+        let mut state = self.state.lock();
         // No stream outlives its context.
         self.lasting.forget_all();
-        let State { later, pool, .. } = &mut *state;
-        later.give_back(pool);
+        take_back(&mut state);
         let blocks: Vec<Found> = state.pool.blocks_in_use().collect();
         for block in blocks {
-            if let Some(live) = state.pool.look_up(block.start) {
-                self.forget(&mut state, &live, block.start);
-            }
             sharing::forget(block.start);
-            // The pool named it just now.
-            let _ = state.pool.free(block.start);
+            while let Some(live) = state.pool.look_up(block.start) {
+                if self.forget(&mut state, &live, block.start) {
+                    state.pool.free_live(live);
+                } else {
+                    // Freed since, it lies on a shelf or in a magazine, which would hand it out once more.
+                    take_back(&mut state);
+                }
+            }
         }
         state.elsewhere.clear();
         state.pool.gpu_mut().ended = ended;
