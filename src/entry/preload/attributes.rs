@@ -13,30 +13,43 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
-/// `CUpointer_attribute` in `cuda.h`.
-const CONTEXT: c_uint = 1;
-const BUFFER_ID: c_uint = 7;
-const LEGACY_IPC: c_uint = 10;
-const RANGE_START: c_uint = 11;
-const RANGE_SIZE: c_uint = 12;
-const HANDLE_TYPES: c_uint = 14;
-const MEMORY_POOL: c_uint = 17;
-const MAPPING_SIZE: c_uint = 18;
-const MAPPING_BASE: c_uint = 19;
+/// What of an attribute is not the driver's to answer.
+enum Ours {
+    /// All of it: eight bytes.
+    Word(fn(&Device, &Found) -> u64),
+    /// Its lowest byte, whatever its width: that a block can be shared by `cudaIpcGetMemHandle`, and in no
+    /// other way. `None` where the driver's is right.
+    Byte(fn(&Found) -> Option<u8>),
+}
+use Ours::{Byte, Word};
 
-/// Those that are not simply the driver's to answer. Others are asked for at each launch of a kernel, by
-/// Triton for one.
-const OURS: [c_uint; 9] = [
-    CONTEXT,
-    BUFFER_ID,
-    LEGACY_IPC,
-    RANGE_START,
-    RANGE_SIZE,
-    HANDLE_TYPES,
-    MEMORY_POOL,
-    MAPPING_SIZE,
-    MAPPING_BASE,
-];
+/// The attributes that are not simply the driver's to answer, by `CUpointer_attribute` in `cuda.h`. Others are
+/// asked for at each launch of a kernel, by Triton for one.
+fn ours(attribute: c_uint) -> Option<Ours> {
+    Some(match attribute {
+        // CONTEXT
+        1 => Word(|device, _| device.context() as u64),
+        // BUFFER_ID
+        7 => Word(|_, found| buffer_id(found.start)),
+        // IS_LEGACY_CUDA_IPC_CAPABLE
+        10 => Byte(|found| {
+            let own = sharing::around(found.start).is_none();
+            own.then(|| u8::from(!Device::is_stream_ordered(found)))
+        }),
+        // RANGE_START_ADDR, MAPPING_BASE_ADDR
+        11 | 19 => Word(|_, found| found.start),
+        // RANGE_SIZE, MAPPING_SIZE
+        12 | 18 => Word(|_, found| found.requested),
+        // ALLOWED_HANDLE_TYPES
+        14 => Byte(|_| Some(0)),
+        // MEMPOOL_HANDLE
+        17 => Word(|device, found| {
+            let pool = Device::is_stream_ordered(found).then(|| default_pool(device.ordinal()));
+            pool.flatten().map_or(0, |pool| pool as u64)
+        }),
+        _ => return None,
+    })
+}
 
 /// The block in use around an address, also one of another process that is open here, and its device.
 pub fn block(address: u64) -> Option<(&'static Device, Found)> {
@@ -47,20 +60,17 @@ pub fn block(address: u64) -> Option<(&'static Device, Found)> {
 
 /// `cuPointerGetAttribute`.
 pub fn one(value: *mut c_void, attribute: c_uint, address: u64) -> Answer {
-    if value.is_null() || !OURS.contains(&attribute) {
-        return None;
-    }
+    let ours = ours(attribute).filter(|_| !value.is_null() && !is_broken("attributes"))?;
     let (device, found) = block(address)?;
-    if matches!(attribute, LEGACY_IPC | HANDLE_TYPES) {
-        let status = real::call!(cuPointerGetAttribute(value, attribute, address));
-        if status == 0 {
-            // SAFETY: the driver has written it.
-            unsafe { amend(&found, attribute, value) };
-        }
-        return Some(status);
+    let status = match ours {
+        Word(_) => 0,
+        Byte(_) => real::call!(cuPointerGetAttribute(value, attribute, address)),
+    };
+    if status == 0 {
+        // SAFETY: the program's place for a value of the attribute's type.
+        unsafe { ours.write(device, &found, value) };
     }
-    // SAFETY: the program's place for a value of the attribute's type.
-    unsafe { answer(device, &found, attribute, value) }.then_some(0)
+    Some(status)
 }
 
 /// `cuPointerGetAttributes`: the driver's answers, with ours in their place.
@@ -76,16 +86,20 @@ pub fn several(
     }
     // SAFETY: the driver has read so many.
     let asked = unsafe { std::slice::from_raw_parts(attributes, count as usize) };
-    if asked.iter().any(|attribute| OURS.contains(attribute))
+    let asked = asked.iter().enumerate();
+    let mut asked = asked
+        .filter_map(|(at, it)| Some((at, ours(*it)?)))
+        .peekable();
+    if asked.peek().is_some()
+        && !is_broken("attributes")
         && let Some((device, found)) = block(address)
     {
-        for (at, attribute) in asked.iter().enumerate() {
-            // SAFETY: the driver has written to as many places.
+        for (at, ours) in asked {
+            // SAFETY: the driver has written to as many places, a value of the attribute's type each.
             unsafe {
                 let value = *values.add(at);
                 if !value.is_null() {
-                    amend(&found, *attribute, value);
-                    answer(device, &found, *attribute, value);
+                    ours.write(device, &found, value);
                 }
             }
         }
@@ -93,44 +107,24 @@ pub fn several(
     Some(status)
 }
 
-/// Writes what is different for a block of the pool from what the driver would say. False where it
-/// says the same, or nothing.
-///
-/// # Safety
-/// `value` can be written with a value of the attribute's type.
-unsafe fn answer(device: &Device, found: &Found, attribute: c_uint, value: *mut c_void) -> bool {
-    let word = match attribute {
-        _ if is_broken("attributes") => return false,
-        CONTEXT => device.context() as u64,
-        BUFFER_ID => buffer_id(found.start),
-        RANGE_START | MAPPING_BASE => found.start,
-        RANGE_SIZE | MAPPING_SIZE => found.requested,
-        MEMORY_POOL if Device::is_stream_ordered(found) => {
-            default_pool(device.ordinal()).map_or(0, |pool| pool as u64)
+impl Ours {
+    /// Puts what is ours of it in its place.
+    ///
+    /// # Safety
+    /// `value` can be written with a value of the attribute's type, and has the driver's where not all of it
+    /// is ours.
+    unsafe fn write(self, device: &Device, found: &Found, value: *mut c_void) {
+        match self {
+            // SAFETY: as wide as all of these are.
+            Word(word) => unsafe { ptr::write(value.cast::<u64>(), word(device, found)) },
+            Byte(byte) => {
+                if let Some(byte) = byte(found) {
+                    // SAFETY: the lowest byte, which comes first.
+                    unsafe { ptr::write(value.cast::<u8>(), byte) };
+                }
+            }
         }
-        MEMORY_POOL => 0,
-        _ => return false,
-    };
-    // SAFETY: all of these are 8 bytes wide.
-    unsafe { ptr::write(value.cast::<u64>(), word) };
-    true
-}
-
-/// Sets what the driver has written right, without regard to how wide it is: the block can be shared by
-/// `cudaIpcGetMemHandle`, and in no other way.
-///
-/// # Safety
-/// The driver has written the attribute's value.
-unsafe fn amend(found: &Found, attribute: c_uint, value: *mut c_void) {
-    let byte = match attribute {
-        _ if is_broken("attributes") => return,
-        LEGACY_IPC if sharing::around(found.start).is_some() => return,
-        LEGACY_IPC => u8::from(!Device::is_stream_ordered(found)),
-        HANDLE_TYPES => 0,
-        _ => return,
-    };
-    // SAFETY: the lowest byte, which comes first.
-    unsafe { ptr::write(value.cast::<u8>(), byte) };
+    }
 }
 
 /// Numbers of the blocks that were asked for theirs, by address.
