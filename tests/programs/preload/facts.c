@@ -271,11 +271,22 @@ static void captures(void) {
     }
 }
 
+/* Work that faults, and what can be done afterwards. In a process of its own, which may end by that. */
 static void faults(void) {
+    fflush(stdout);
+    pid_t child = fork();
+    if (child != 0) {
+        int status = 0;
+        waitpid(child, &status, 0);
+        printf("the process with the fault ended with status %d, by signal %d\n", WEXITSTATUS(status),
+               WIFSIGNALED(status) ? WTERMSIG(status) : 0);
+        return;
+    }
     static const char *text = ".version 7.0\n.target sm_50\n.address_size 64\n.visible .entry fault()\n"
                               "{\n.reg .b64 a;\nmov.u64 a, 64;\nst.global.u32 [a], 1;\nret;\n}\n";
     handle module, function, event;
-    void *block;
+    void *block = NULL;
+    cudaFree(NULL);
     SHOW(cuEventCreate(&event, 2));
     SHOW(cuModuleLoadData(&module, text));
     SHOW(cuModuleGetFunction(&function, module, "fault"));
@@ -296,13 +307,15 @@ static void faults(void) {
     SHOW(cudaDeviceReset());
     SHOW(cudaMalloc(&block, MIB));
     SHOW(cudaFree(block));
+    exit(0);
 }
 
 int main(void) {
     handle stream, event, context;
     uint64_t number;
     int capturing;
-    /* First: its child uses CUDA, too. */
+    /* First: their children use CUDA, too. */
+    faults();
     shared();
     cudaFree(NULL);
     void *found = NULL, *library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -323,6 +336,5 @@ int main(void) {
     ranges();
     frees();
     captures();
-    faults();
     return 0;
 }
