@@ -34,7 +34,7 @@ const TRACES: [(&str, f64); 5] = [
 
 /// The choices: `slack` in thousandths, and `share`.
 const SLACKS: [u64; 4] = [5, 7, 9, 12];
-const SHARES: [u64; 4] = [512, 724, 1024, 2048];
+const SHARES: [u64; 5] = [512, 724, 896, 1024, 2048];
 
 const PASSES: usize = 6;
 

@@ -13,6 +13,10 @@ use super::pool::Pool;
 /// than 1.009.
 const CHUNKS: u64 = 64;
 
+/// The share of what is held that a chunk has under a limit, which makes waste dear: the smallest limit of
+/// gpt2_varlen would be 1.0055 of what is live, rather than 1.0043, with seven eighths of it.
+const LIMITED_SHARE: u64 = 2048;
+
 /// How far memory may grow past the highest live figure, as a part of that, where moving takes too much of
 /// the program's time. 2000 blocks of up to 16 MiB that are replaced at random need 1.15 of what is live
 /// or so for none of them to be moved.
@@ -23,24 +27,41 @@ const CALM: u64 = 6;
 const CUT_UP: u64 = 32;
 
 impl<G: Gpu> Pool<G> {
-    /// The largest chunk to create now.
-    pub(super) fn largest_chunk(&self, group: GroupId) -> u64 {
-        let share = self.policy.tuning.share << u32::from(self.gpu.is_limited());
-        let chosen = match self.policy.chunk {
-            0 => self.groups[group as usize].reserved / share,
-            chunk => chunk.min(super::LARGEST_REQUEST),
-        };
-        self.whole(chosen)
+    /// The size of a chunk to create now. A setting's is the largest; the pool's own is to the nearest
+    /// granule, as long as that is not twice the size.
+    pub(super) fn chunk_size(&self, group: GroupId) -> u64 {
+        let (reserved, share) = (
+            self.groups[group as usize].reserved,
+            self.policy.tuning.share,
+        );
+        match self.policy.chunk {
+            0 if self.gpu.is_limited() => self.whole(reserved / LIMITED_SHARE),
+            0 if reserved / share < 2 * self.granularity => self.granularity,
+            0 => self.whole(reserved / share + self.granularity / 2),
+            chunk => self.whole(chunk.min(super::LARGEST_REQUEST)),
+        }
     }
 
     /// The same for growth by so many bytes at once. Under a limit, which makes waste dear, that makes no
     /// difference.
-    fn largest_chunk_of(&self, bytes: u64, group: GroupId) -> u64 {
-        let largest = self.largest_chunk(group);
+    fn chunk_size_for(&self, bytes: u64, group: GroupId) -> u64 {
+        let size = self.chunk_size(group);
         if self.policy.chunk > 0 || self.gpu.is_limited() {
-            return largest;
+            return size;
         }
-        largest.max(self.whole(bytes / CHUNKS).min(MERGED))
+        size.max(self.whole(bytes / CHUNKS).min(MERGED))
+    }
+
+    /// The next chunk of those that give so many bytes. What is left over where no whole number of chunks
+    /// does makes them larger, or smaller, by the same: a chunk of its own would cost as much as any. Not so
+    /// where a setting says how large they may be, or a limit makes waste dear.
+    fn next_chunk(&self, bytes: u64, size: u64) -> u64 {
+        let bytes = bytes.next_multiple_of(self.granularity);
+        if self.policy.chunk > 0 || self.gpu.is_limited() {
+            return bytes.min(size);
+        }
+        let count = ((bytes + size / 2) / size).max(1);
+        (bytes / count).next_multiple_of(self.granularity)
     }
 
     /// Whole granules, one at least.
@@ -60,7 +81,7 @@ impl<G: Gpu> Pool<G> {
         let group = &self.groups[id as usize];
         // What must fail takes nothing first.
         let free = group.reserved - group.live;
-        if size > free + 4 * self.largest_chunk(id) {
+        if size > free + 4 * self.chunk_size(id) {
             self.gpu.has_room(size - free)?;
         }
         let group = &self.groups[id as usize];
@@ -169,16 +190,15 @@ impl<G: Gpu> Pool<G> {
     fn grow(&mut self, size: u64, slot: u16) -> Result<(), Refusal> {
         let (id, idle) = (self.slots.get(slot).group, self.slots.get(slot).idle);
         let mut missing = self.missing(size, slot);
-        if missing > 4 * self.largest_chunk(id) {
+        if missing > 4 * self.chunk_size(id) {
             self.gpu.has_room(missing)?;
         }
         if missing > 0 {
             self.counters.growths += 1;
         }
-        let largest = self.largest_chunk_of(missing, id);
+        let size_for_all = self.chunk_size_for(missing, id);
         while missing > 0 {
-            let bytes = missing.next_multiple_of(self.granularity);
-            let bytes = bytes.min(largest.max(self.largest_chunk(id)));
+            let bytes = self.next_chunk(missing, size_for_all.max(self.chunk_size(id)));
             let group = &mut self.groups[id as usize];
             if group.space.gap_at(group.cursor) < bytes {
                 return Err(Refusal::OutOfMemory);

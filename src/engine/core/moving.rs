@@ -82,7 +82,7 @@ impl<G: Gpu> Pool<G> {
     pub(super) fn move_chosen(&mut self, slot: u16) -> Result<(), Refusal> {
         let id = self.slots.get(slot).group;
         let began = self.gpu.now();
-        let large = self.largest_chunk(id).min(MERGED);
+        let large = self.chunk_size(id).min(MERGED);
         let mut merged = self.mergeable(id, large);
         let chosen = std::mem::take(&mut self.chosen);
         let mut result = Ok(());

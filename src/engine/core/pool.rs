@@ -39,9 +39,8 @@ pub struct Tuning {
     /// where the holes allow it (`tests/replay.rs`).
     pub slack: u64,
     /// The share of what is held that growth makes one chunk of: costs are per chunk, waste is per
-    /// chunk size, and a thousandth keeps both in proportion. gpt2_varlen in `tests/traces` then takes
-    /// 0.17 s of driver calls to grow to 33 GB (H100) and holds 1.009 of what is live. Half of that
-    /// where a limit makes waste dearer: its smallest limit is 1.004 rather than 1.005.
+    /// chunk size, and about a thousandth keeps both in proportion. gpt2_varlen in `tests/traces` then
+    /// takes 0.15 s of driver calls to grow to 33 GB (H100) and holds 1.009 of what is live.
     pub share: u64,
     /// How much of the program's time moving chunks may take, in thousandths, before memory that is cut
     /// up too finely to be joined within `slack` grows instead, within bounds. At a tenth what is left of it
@@ -53,7 +52,7 @@ impl Default for Tuning {
     fn default() -> Self {
         Tuning {
             slack: 9,
-            share: 1024,
+            share: 896,
             patience: 100,
         }
     }
@@ -503,7 +502,7 @@ impl<G: Gpu> Pool<G> {
             largest: self.largest_free(),
             elsewhere: others.map(|(_, it)| it.reserved - it.live).sum(),
             chunk: match self.granularity > 0 && group == SHARED {
-                true => self.largest_chunk(group),
+                true => self.chunk_size(group),
                 false => 0,
             },
             refusal,
