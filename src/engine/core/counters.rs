@@ -44,7 +44,10 @@ impl Class {
     /// The class of a block of `size` bytes.
     #[inline]
     pub fn of(size: u64) -> Self {
-        [Class::Small, Class::Large][usize::from(size > super::SMALL)]
+        match size > super::SMALL {
+            false => Class::Small,
+            true => Class::Large,
+        }
     }
 }
 
@@ -99,12 +102,12 @@ pub struct Events {
     pub driver_errors: u64,
 }
 
-/// Amounts of several quantities. What is done to all of them at once the compiler does at once.
+/// Amounts of several quantities.
 #[derive(Clone, Copy)]
 struct Amounts<const N: usize>([i64; N]);
 
 /// Blocks: how many, their bytes, the bytes asked for.
-type OfBlocks = Amounts<4>;
+type OfBlocks = Amounts<3>;
 
 /// Holes or chunks: how many, their bytes.
 type Sum = Amounts<2>;
@@ -116,25 +119,21 @@ impl<const N: usize> Default for Amounts<N> {
 }
 
 impl<const N: usize> Amounts<N> {
-    #[inline(always)]
     fn with(self, other: Self, of: impl Fn(i64, i64) -> i64) -> Self {
         Amounts(std::array::from_fn(|at| of(self.0[at], other.0[at])))
     }
 
-    #[inline(always)]
     fn and(self, other: Self) -> Self {
         self.with(other, |a, b| a.wrapping_add(b))
     }
 
-    #[inline(always)]
     fn less(self, other: Self) -> Self {
         self.with(other, |a, b| a.wrapping_sub(b))
     }
 
     /// Whether any of them is below 0.
-    #[inline(always)]
     fn falls_short(self) -> bool {
-        self.0.iter().fold(0, |all, it| all | it) < 0
+        self.0.iter().any(|it| *it < 0)
     }
 
     fn get(self, at: usize) -> u64 {
@@ -145,7 +144,7 @@ impl<const N: usize> Amounts<N> {
 impl OfBlocks {
     #[inline(always)]
     fn one(size: u64, requested: u64) -> Self {
-        Amounts([1, size as i64, requested as i64, 0])
+        Amounts([1, size as i64, requested as i64])
     }
 
     fn sum(self) -> Sum {
@@ -165,116 +164,146 @@ impl Sum {
     }
 }
 
-/// What there is now, kept as what is missing to the most that ever was: so whether there is more than
-/// ever is a question of signs.
-#[derive(Clone, Copy, Default)]
-struct Level<const N: usize> {
-    peak: Amounts<N>,
-    room: Amounts<N>,
-}
+/// Beside the two classes: all.
+const ALL: usize = 2;
 
-impl<const N: usize> Level<N> {
-    /// So much more. True where that is more than ever, and the peak is to be raised.
-    #[must_use]
-    #[inline(always)]
-    fn add(&mut self, more: Amounts<N>) -> bool {
-        self.room = self.room.less(more);
-        self.room.falls_short()
-    }
-
-    #[inline(always)]
-    fn take(&mut self, less: Amounts<N>) {
-        self.room = self.room.and(less);
-    }
-
-    fn now(&self) -> Amounts<N> {
-        self.peak.less(self.room)
-    }
-
-    /// Raises the peak to what there is now.
-    fn raise(&mut self) {
-        self.peak = self.peak.with(self.now(), i64::max);
-        self.room = self.room.with(Amounts::default(), i64::max);
-    }
-
-    fn reset(&mut self) {
-        self.peak = self.now();
-        self.room = Amounts::default();
-    }
-}
-
-/// The levels of small, of large and of all.
-#[derive(Clone, Copy, Default)]
+/// What came and went in each class, and the most that there was of each and of all.
+///
+/// What there is follows from what came and went. Whether it is more than ever is asked of the room
+/// alone: how many more and how many more bytes there may be, at least, before a peak is passed. What
+/// comes takes its bytes from the room, and what goes gives the last of its amounts back, which is no
+/// more: of a block the bytes that were asked for. Where the room is used up the peaks are looked at.
+///
+/// The classes' amounts lie side by side and not each class's, so that each is added to where it lies:
+/// to gather two for one instruction takes longer.
+#[derive(Clone, Copy)]
 struct Levels<const N: usize> {
-    of: [Level<N>; 2],
-    all: Level<N>,
+    came: [[i64; 2]; N],
+    went: [[i64; 2]; N],
+    count_room: [i64; 3],
+    byte_room: [i64; 3],
+    peaks: [Amounts<N>; 3],
+    /// What there was when what came and went was last set to 0.
+    before: [Amounts<N>; 2],
+}
+
+impl<const N: usize> Default for Levels<N> {
+    fn default() -> Self {
+        Levels {
+            came: [[0; 2]; N],
+            went: [[0; 2]; N],
+            count_room: [0; 3],
+            byte_room: [0; 3],
+            peaks: Default::default(),
+            before: Default::default(),
+        }
+    }
 }
 
 impl<const N: usize> Levels<N> {
+    /// So much more. True where that may be more than ever, and the peaks are to be raised.
     #[must_use]
     #[inline(always)]
     fn add(&mut self, class: usize, more: Amounts<N>) -> bool {
-        let (of, all) = (self.of[class].add(more), self.all.add(more));
-        of | all
+        for (came, more) in self.came.iter_mut().zip(more.0) {
+            came[class] += more;
+        }
+        let mut left = 0;
+        for of in [class, ALL] {
+            self.count_room[of] -= more.0[0];
+            self.byte_room[of] -= more.0[1];
+            left |= self.count_room[of] | self.byte_room[of];
+        }
+        left < 0
     }
 
     #[inline(always)]
     fn take(&mut self, class: usize, less: Amounts<N>) {
-        self.of[class].take(less);
-        self.all.take(less);
+        for (went, less) in self.went.iter_mut().zip(less.0) {
+            went[class] += less;
+        }
+        for of in [class, ALL] {
+            self.count_room[of] += less.0[0];
+            self.byte_room[of] += less.0[N - 1];
+        }
+    }
+
+    /// Raises the peaks to what there is now, where that is more, and finds out how much room there is.
+    #[cold]
+    #[inline(never)]
+    fn raise(&mut self) {
+        for (of, now) in self.levels().into_iter().enumerate() {
+            let peak = self.peaks[of].with(now, i64::max);
+            let room = peak.less(now);
+            self.peaks[of] = peak;
+            self.count_room[of] = room.0[0];
+            self.byte_room[of] = room.0[1].min(room.0[N - 1]);
+        }
+    }
+
+    /// Whether so much more would be more than ever.
+    #[inline(always)]
+    fn would_raise(&self, class: usize, more: Amounts<N>) -> bool {
+        let short = [class, ALL]
+            .map(|of| (self.count_room[of] - more.0[0]) | (self.byte_room[of] - more.0[1]));
+        short[0] | short[1] < 0 && self.would_raise_indeed(class, more)
     }
 
     #[cold]
     #[inline(never)]
-    fn raise(&mut self) {
-        self.each(Level::raise);
+    fn would_raise_indeed(&self, class: usize, more: Amounts<N>) -> bool {
+        let levels = self.levels();
+        let passes = |of: usize| self.peaks[of].less(levels[of].and(more)).falls_short();
+        passes(class) || passes(ALL)
     }
 
-    fn each(&mut self, act: impl Fn(&mut Level<N>)) {
-        self.of.iter_mut().chain([&mut self.all]).for_each(act);
-    }
-
+    /// What there is of each class.
     fn now(&self) -> [Amounts<N>; 2] {
-        self.of.map(|level| level.now())
+        let (came, went) = (self.came(), of_class(&self.went));
+        [0, 1].map(|class| self.before[class].and(came[class]).less(went[class]))
+    }
+
+    /// The same, and of all.
+    fn levels(&self) -> [Amounts<N>; 3] {
+        let [small, large] = self.now();
+        [small, large, small.and(large)]
+    }
+
+    /// What came since that was last set to 0.
+    fn came(&self) -> [Amounts<N>; 2] {
+        of_class(&self.came)
+    }
+
+    fn reset_peaks(&mut self) {
+        self.peaks = Default::default();
+        self.raise();
+    }
+
+    fn reset_accumulated(&mut self) {
+        self.before = self.now();
+        (self.came, self.went) = ([[0; 2]; N], [[0; 2]; N]);
     }
 }
 
-/// What there is now, or was, of one class or of both.
-#[derive(Clone, Copy, Default)]
-struct Now {
-    live: Sum,
-    /// Bytes asked for, of what is live or pending.
-    requested: u64,
+fn of_class<const N: usize>(amounts: &[[i64; 2]; N]) -> [Amounts<N>; 2] {
+    [0, 1].map(|class| Amounts(amounts.map(|of| of[class])))
+}
+
+/// What there is of one class or of both, or was, or what came.
+#[derive(Clone, Copy)]
+struct State {
+    blocks: OfBlocks,
     /// Freed by the program while other streams may still use it.
     pending: Sum,
     holes: Sum,
     held: Sum,
 }
 
-impl Now {
-    fn and(self, other: Now) -> Now {
-        Now {
-            live: self.live.and(other.live),
-            requested: self.requested + other.requested,
+impl State {
+    fn and(self, other: State) -> State {
+        State {
+            blocks: self.blocks.and(other.blocks),
             pending: self.pending.and(other.pending),
-            holes: self.holes.and(other.holes),
-            held: self.held.and(other.held),
-        }
-    }
-}
-
-/// What was added since the start, or since that was last reset.
-#[derive(Clone, Copy, Default)]
-struct Added {
-    live: OfBlocks,
-    holes: Sum,
-    held: Sum,
-}
-
-impl Added {
-    fn and(self, other: Added) -> Added {
-        Added {
-            live: self.live.and(other.live),
             holes: self.holes.and(other.holes),
             held: self.held.and(other.held),
         }
@@ -283,7 +312,7 @@ impl Added {
 
 /// The most that there was, of one class or of both.
 struct Peak {
-    live: OfBlocks,
+    blocks: OfBlocks,
     active: Sum,
     holes: Sum,
     held: Sum,
@@ -294,18 +323,17 @@ struct Peak {
 /// what there is; active is live and pending together. All segments are large.
 #[derive(Clone, Default)]
 pub struct Tally {
-    live: Levels<4>,
+    /// Blocks in use; of those that are pending what was asked for.
+    live: Levels<3>,
     holes: Levels<2>,
-    held: Level<2>,
-    added: [Added; 2],
+    held: Levels<2>,
     /// By class.
     pending: [Sum; 2],
-    /// The most that was live and pending together, by class, and of both. At least what was live.
-    active: [Sum; 2],
-    active_of_all: Sum,
+    /// The same when what came was last set to 0.
+    pending_before: [Sum; 2],
+    /// The most that was live and pending together, of each class and of all. At least what was live.
+    active: [Sum; 3],
     events: Events,
-    /// What there was when `added` was last reset.
-    before: [Now; 2],
 }
 
 impl Deref for Tally {
@@ -327,7 +355,6 @@ impl Tally {
     #[inline]
     pub fn allocated(&mut self, size: u64, requested: u64) {
         let (class, one) = (Class::of(size) as usize, OfBlocks::one(size, requested));
-        self.added[class].live = self.added[class].live.and(one);
         if self.live.add(class, one) {
             self.live.raise();
         }
@@ -345,12 +372,17 @@ impl Tally {
     #[cold]
     #[inline(never)]
     fn raise_active(&mut self) {
+        let now = self.now_active();
+        for (peak, now) in self.active.iter_mut().zip(now) {
+            *peak = peak.with(now, i64::max);
+        }
+    }
+
+    /// What is live and pending, of each class and of all.
+    fn now_active(&self) -> [Sum; 3] {
         let live = self.live.now().map(OfBlocks::sum);
-        let active = [0, 1].map(|class| live[class].and(self.pending[class]));
-        let raise = |peak: &mut Sum, now: Sum| *peak = peak.with(now, i64::max);
-        raise(&mut self.active_of_all, active[0].and(active[1]));
-        raise(&mut self.active[0], active[0]);
-        raise(&mut self.active[1], active[1]);
+        let [small, large] = [0, 1].map(|class| live[class].and(self.pending[class]));
+        [small, large, small.and(large)]
     }
 
     /// Whether handing out a block of this size would set any peak anew. One that is too large to be
@@ -360,19 +392,19 @@ impl Tally {
         if size > super::LARGEST_REQUEST {
             return false;
         }
-        let (mut after, class) = (self.live, Class::of(size) as usize);
-        let mut peaks = after.add(class, OfBlocks::one(size, requested));
-        if self.is_pending() {
-            let one = Sum::one(size);
-            let live = self.live.now().map(OfBlocks::sum);
-            let active = live[class].and(self.pending[class]).and(one);
-            let other = live[1 - class].and(self.pending[1 - class]);
-            let most = |active: Sum, level: &Level<4>| active.with(level.peak.sum(), i64::max);
-            let of = most(self.active[class], &self.live.of[class]);
-            let all = most(self.active_of_all, &self.live.all);
-            peaks |= of.less(active).falls_short() || all.less(active.and(other)).falls_short();
-        }
-        peaks
+        let class = Class::of(size) as usize;
+        self.live.would_raise(class, OfBlocks::one(size, requested))
+            || self.is_pending() && self.would_raise_active(class, size)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn would_raise_active(&self, class: usize, size: u64) -> bool {
+        let now = self.now_active();
+        [class, ALL].into_iter().any(|of| {
+            let most = self.active[of].with(self.live.peaks[of].sum(), i64::max);
+            most.less(now[of].and(Sum::one(size))).falls_short()
+        })
     }
 
     /// The program gave the block back.
@@ -387,9 +419,11 @@ impl Tally {
     pub fn deferred(&mut self, size: u64, requested: u64) {
         let class = Class::of(size) as usize;
         self.pending[class] = self.pending[class].and(Sum::one(size));
-        let requested = Amounts([0, 0, requested as i64, 0]);
-        // It was counted until just now.
-        let _ = self.live.add(class, requested);
+        // It was counted until just now, so that there was room for it.
+        self.live.went[2][class] -= requested as i64;
+        for of in [class, ALL] {
+            self.live.byte_room[of] -= requested as i64;
+        }
         self.raise_active();
     }
 
@@ -397,15 +431,18 @@ impl Tally {
     pub fn let_go(&mut self, size: u64, requested: u64) {
         let class = Class::of(size) as usize;
         self.pending[class] = self.pending[class].less(Sum::one(size));
-        self.live.take(class, Amounts([0, 0, requested as i64, 0]));
+        // There is no more room for it: its bytes went before.
+        self.live.went[2][class] += requested as i64;
     }
 
     /// Blocks of one class went back and were handed out again unchanged, `count` times in all,
     /// without ever being free. No peak can have been passed: each went back first.
     pub fn recycled(&mut self, class: Class, count: u64, bytes: u64, requested: u64) {
         self.events.hits += count;
-        let added = &mut self.added[class as usize].live;
-        *added = added.and(Amounts([count as i64, bytes as i64, requested as i64, 0]));
+        for (at, amount) in [count, bytes, requested].into_iter().enumerate() {
+            self.live.came[at][class as usize] += amount as i64;
+            self.live.went[at][class as usize] += amount as i64;
+        }
     }
 
     /// A hole of `size` bytes is there that was not.
@@ -416,7 +453,6 @@ impl Tally {
 
     #[inline(always)]
     fn add_holes(&mut self, class: usize, more: Sum) {
-        self.added[class].holes = self.added[class].holes.and(more);
         if self.holes.add(class, more) {
             self.holes.raise();
         }
@@ -455,9 +491,7 @@ impl Tally {
     /// Memory was taken from the driver.
     pub fn chunk_added(&mut self, size: u64) {
         self.events.device_allocs += 1;
-        let added = &mut self.added[Class::Large as usize].held;
-        *added = added.and(Sum::one(size));
-        if self.held.add(Sum::one(size)) {
+        if self.held.add(Class::Large as usize, Sum::one(size)) {
             self.held.raise();
         }
     }
@@ -465,76 +499,56 @@ impl Tally {
     /// Memory was given back to the driver.
     pub fn chunk_removed(&mut self, size: u64) {
         self.events.device_frees += 1;
-        self.held.take(Sum::one(size));
+        self.held.take(Class::Large as usize, Sum::one(size));
     }
 
     /// Bytes in use by the program, and bytes held from the driver.
     pub fn in_use_and_held(&self) -> (u64, u64) {
-        (self.live.all.now().get(1), self.held.now().get(1))
-    }
-
-    fn now(&self) -> [Now; 2] {
-        let (live, holes) = (self.live.now(), self.holes.now());
-        [Class::Small, Class::Large].map(|class| {
-            let at = class as usize;
-            Now {
-                live: live[at].sum(),
-                requested: live[at].get(2),
-                pending: self.pending[at],
-                holes: holes[at],
-                held: match class {
-                    Class::Small => Sum::default(),
-                    Class::Large => self.held.now(),
-                },
-            }
-        })
+        let (live, held) = (self.live.levels(), self.held.levels());
+        (live[ALL].get(1), held[ALL].get(1))
     }
 
     /// Everything counted so far.
     pub fn read(&self) -> Counters {
-        let now = self.now();
-        let [small, large] = [Class::Small, Class::Large].map(|class| {
-            let at = class as usize;
-            let peak = Peak {
-                live: self.live.of[at].peak,
-                active: self.active[at],
-                holes: self.holes.of[at].peak,
-                held: match class {
-                    Class::Small => Sum::default(),
-                    Class::Large => self.held.peak,
-                },
-            };
-            usage(&self.before[at], &self.added[at], &now[at], &peak)
-        });
-        let both = now[0].and(now[1]);
-        let peak = Peak {
-            live: self.live.all.peak,
-            active: self.active_of_all,
-            holes: self.holes.all.peak,
-            held: self.held.peak,
+        let Tally {
+            live, holes, held, ..
+        } = self;
+        let states = |blocks: [OfBlocks; 2], pending: [Sum; 2], holes: [Sum; 2], held: [Sum; 2]| {
+            let [small, large] = [0, 1].map(|class| State {
+                blocks: blocks[class],
+                pending: pending[class],
+                holes: holes[class],
+                held: held[class],
+            });
+            [small, large, small.and(large)]
         };
-        let all = usage(
-            &self.before[0].and(self.before[1]),
-            &self.added[0].and(self.added[1]),
-            &both,
-            &peak,
-        );
+        let before = states(live.before, self.pending_before, holes.before, held.before);
+        let came = states(live.came(), Default::default(), holes.came(), held.came());
+        let now = states(live.now(), self.pending, holes.now(), held.now());
+        let [small, large, all] = [0, 1, ALL].map(|of| {
+            let peak = Peak {
+                blocks: live.peaks[of],
+                active: self.active[of],
+                holes: holes.peaks[of],
+                held: held.peaks[of],
+            };
+            usage(&before[of], &came[of], &now[of], &peak)
+        });
         Counters {
             all,
             small,
             large,
-            pending_bytes: both.pending.get(1),
+            pending_bytes: now[ALL].pending.get(1),
             events: self.events,
         }
     }
 
     /// Sets every peak to what there is now.
     pub fn reset_peaks(&mut self) {
-        self.live.each(Level::reset);
-        self.holes.each(Level::reset);
-        self.held.reset();
+        self.live.reset_peaks();
+        self.holes.reset_peaks();
+        self.held.reset_peaks();
         self.active = Default::default();
-        self.active_of_all = Sum::default();
         self.raise_active();
     }
 
@@ -542,8 +556,10 @@ impl Tally {
     /// `reset_accumulated_memory_stats`: `allocated` and `freed` are 0 after it, and so are the five
     /// events that PyTorch counts.
     pub fn reset_accumulated(&mut self) {
-        self.added = Default::default();
-        self.before = self.now();
+        self.live.reset_accumulated();
+        self.holes.reset_accumulated();
+        self.held.reset_accumulated();
+        self.pending_before = self.pending;
         self.events = Events {
             alloc_retries: 0,
             ooms: 0,
@@ -555,7 +571,7 @@ impl Tally {
     }
 }
 
-fn usage(before: &Now, added: &Added, now: &Now, peak: &Peak) -> Usage {
+fn usage(before: &State, came: &State, now: &State, peak: &Peak) -> Usage {
     let flow = |before: u64, added: u64, current: u64, peak| Flow {
         allocated: added,
         freed: before + added - current,
@@ -565,23 +581,24 @@ fn usage(before: &Now, added: &Added, now: &Now, peak: &Peak) -> Usage {
     let flows = |before: Sum, added: Sum, now: Sum, peak: Sum| {
         [0, 1].map(|at| flow(before.get(at), added.get(at), now.get(at), peak.get(at)))
     };
-    let (was_active, is_active) = (before.live.and(before.pending), now.live.and(now.pending));
+    let (was_live, is_live) = (before.blocks.sum(), now.blocks.sum());
+    let (was_active, is_active) = (was_live.and(before.pending), is_live.and(now.pending));
     // Where nothing was pending the two are the same.
-    let most_active = peak.active.with(peak.live.sum(), i64::max);
-    let live = added.live.sum();
-    let [allocation, allocated_bytes] = flows(before.live, live, now.live, peak.live.sum());
+    let most_active = peak.active.with(peak.blocks.sum(), i64::max);
+    let live = came.blocks.sum();
+    let [allocation, allocated_bytes] = flows(was_live, live, is_live, peak.blocks.sum());
     let [active, active_bytes] = flows(was_active, live, is_active, most_active);
     let [inactive_split, inactive_split_bytes] =
-        flows(before.holes, added.holes, now.holes, peak.holes);
-    let [segment, reserved_bytes] = flows(before.held, added.held, now.held, peak.held);
+        flows(before.holes, came.holes, now.holes, peak.holes);
+    let [segment, reserved_bytes] = flows(before.held, came.held, now.held, peak.held);
     Usage {
         allocation,
         allocated_bytes,
         requested_bytes: flow(
-            before.requested,
-            added.live.get(2),
-            now.requested,
-            peak.live.get(2),
+            before.blocks.get(2),
+            came.blocks.get(2),
+            now.blocks.get(2),
+            peak.blocks.get(2),
         ),
         active,
         active_bytes,
@@ -589,5 +606,120 @@ fn usage(before: &Now, added: &Added, now: &Now, peak: &Peak) -> Usage {
         inactive_split_bytes,
         segment,
         reserved_bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{BLOCK, SMALL};
+    use super::*;
+
+    /// What there is and the most that there was: blocks, their bytes, bytes asked for, blocks and bytes
+    /// that are active.
+    #[derive(Clone, Copy, Default)]
+    struct Plain {
+        now: [u64; 5],
+        peak: [u64; 5],
+    }
+
+    impl Plain {
+        fn change(&mut self, change: impl Fn(&mut [u64; 5])) {
+            change(&mut self.now);
+            for (peak, now) in self.peak.iter_mut().zip(self.now) {
+                *peak = now.max(*peak);
+            }
+        }
+
+        fn agrees_with(&self, usage: &Usage) {
+            let flows = [
+                usage.allocation,
+                usage.allocated_bytes,
+                usage.requested_bytes,
+                usage.active,
+                usage.active_bytes,
+            ];
+            assert_eq!(flows.map(|flow| flow.current), self.now);
+            assert_eq!(flows.map(|flow| flow.peak), self.peak);
+        }
+    }
+
+    #[test]
+    fn peaks_are_those_of_a_plain_account_after_every_step() {
+        let mut x = 88172645463325252u64;
+        let mut random = move |below: u64| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            x % below
+        };
+        let mut tally = Tally::default();
+        let mut plain = [Plain::default(); 3];
+        let (mut live, mut pending) = (Vec::new(), Vec::new());
+        for step in 0..20_000 {
+            let grows = random(20) < if step / 1000 % 2 == 0 { 11 } else { 9 };
+            if grows || live.is_empty() {
+                // Some are small, and some of the same size as others.
+                let requested = 1 + random(4) * (SMALL / 3) + random(3) * 300;
+                let size = requested.next_multiple_of(BLOCK);
+                let class = Class::of(size) as usize;
+                let before = plain;
+                for of in [class, ALL] {
+                    plain[of].change(|now| {
+                        for (at, more) in [1, size, requested, 1, size].into_iter().enumerate() {
+                            now[at] += more;
+                        }
+                    });
+                }
+                let peaks = (0..3).any(|of| plain[of].peak != before[of].peak);
+                assert_eq!(tally.would_peak(size, requested), peaks, "step {step}");
+                tally.allocated(size, requested);
+                live.push((size, requested));
+            } else {
+                let at = random(live.len() as u64) as usize;
+                let (size, requested) = live.swap_remove(at);
+                let class = Class::of(size) as usize;
+                let waits = random(4) == 0;
+                tally.freed(size, requested);
+                if waits {
+                    tally.deferred(size, requested);
+                    pending.push((size, requested));
+                }
+                for of in [class, ALL] {
+                    plain[of].change(|now| {
+                        let goes = if waits { [0; 3] } else { [requested, 1, size] };
+                        for (at, less) in [1, size].into_iter().chain(goes).enumerate() {
+                            now[at] -= less;
+                        }
+                    });
+                }
+            }
+            if random(6) == 0
+                && let Some((size, requested)) = pending.pop()
+            {
+                tally.let_go(size, requested);
+                for of in [Class::of(size) as usize, ALL] {
+                    plain[of].change(|now| {
+                        for (at, less) in [requested, 1, size].into_iter().enumerate() {
+                            now[2 + at] -= less;
+                        }
+                    });
+                }
+            }
+            match random(500) {
+                0 => {
+                    tally.reset_peaks();
+                    plain.iter_mut().for_each(|it| it.peak = it.now);
+                }
+                1 => tally.reset_accumulated(),
+                _ => {}
+            }
+            let counters = tally.read();
+            for (of, usage) in [&counters.small, &counters.large, &counters.all]
+                .into_iter()
+                .enumerate()
+            {
+                plain[of].agrees_with(usage);
+            }
+        }
     }
 }

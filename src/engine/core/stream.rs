@@ -131,6 +131,29 @@ impl Slot {
 /// Streams of which the slot is found without a search.
 const RECENT: usize = 16;
 
+/// A stream of a group, and its slot.
+#[derive(Clone, Copy)]
+struct Recent {
+    key: StreamKey,
+    group: GroupId,
+    slot: u16,
+}
+
+impl Recent {
+    /// No stream: nobody asks for the slot of idle memory by its key.
+    const NONE: Recent = Recent {
+        key: IDLE,
+        group: 0,
+        slot: 0,
+    };
+}
+
+/// What idle memory has in the place of a stream.
+const IDLE: StreamKey = StreamKey {
+    handle: u64::MAX,
+    id: u64::MAX,
+};
+
 #[inline]
 fn recent_of(key: StreamKey) -> usize {
     (key.handle.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - RECENT.trailing_zeros())) as usize
@@ -139,8 +162,8 @@ fn recent_of(key: StreamKey) -> usize {
 /// Every slot.
 pub struct Slots {
     list: Vec<Slot>,
-    /// The slots found last, each in the place that its stream's handle has here.
-    recent: [u16; RECENT],
+    /// The streams found last, each in the place that its handle has here.
+    recent: [Recent; RECENT],
     by_key: HashMap<(GroupId, StreamKey), u16>,
     /// How many slots are streams'.
     streams: usize,
@@ -150,7 +173,7 @@ impl Slots {
     pub fn new() -> Self {
         Slots {
             list: Vec::new(),
-            recent: [0; RECENT],
+            recent: [Recent::NONE; RECENT],
             by_key: HashMap::new(),
             streams: 0,
         }
@@ -158,11 +181,7 @@ impl Slots {
 
     /// A slot for the idle memory of a new group. `None` when there are 65,535 slots already.
     pub fn add_idle(&mut self, group: GroupId) -> Option<u16> {
-        let key = StreamKey {
-            handle: u64::MAX,
-            id: u64::MAX,
-        };
-        self.place(key, group, None)
+        self.place(IDLE, group, None)
     }
 
     /// The group is gone: its slots hold nothing and may be used again.
@@ -171,6 +190,7 @@ impl Slots {
             .iter_mut()
             .filter(|slot| slot.group == group)
             .for_each(|slot| slot.dead = true);
+        self.recent = [Recent::NONE; RECENT];
         self.by_key.retain(|(of, _), _| *of != group);
     }
 
@@ -178,10 +198,9 @@ impl Slots {
     /// are 65,535 slots that hold memory.
     #[inline]
     pub fn of(&mut self, key: StreamKey, group: GroupId, idle: u16) -> Option<u16> {
-        let recent = self.recent[recent_of(key)];
-        let slot = &self.list[recent as usize];
-        if slot.key == key && slot.group == group && !slot.dead {
-            return Some(recent);
+        let recent = &self.recent[recent_of(key)];
+        if recent.key == key && recent.group == group {
+            return Some(recent.slot);
         }
         self.find(key, group, idle)
     }
@@ -197,7 +216,7 @@ impl Slots {
                 slot
             }
         };
-        self.recent[recent_of(key)] = slot;
+        self.recent[recent_of(key)] = Recent { key, group, slot };
         Some(slot)
     }
 
@@ -214,6 +233,7 @@ impl Slots {
         match vacant {
             None => self.list.push(new),
             Some(at) => {
+                self.recent = [Recent::NONE; RECENT];
                 let old = std::mem::replace(&mut self.list[at], new);
                 self.streams -= usize::from(old.idle != slot);
                 if self.by_key.get(&(old.group, old.key)) == Some(&slot) {

@@ -406,7 +406,7 @@ impl Device {
     ) -> Result<u64, Box<OutOfMemory>> {
         let state = self.state.lock();
         // It may have been opened meanwhile.
-        let shelf = self.shelves.of(Owner::of(key));
+        let shelf = self.shelves.of_any(Owner::of(key));
         self.allocate_from_pool(state, shelf, size, key, routes)
     }
 
@@ -568,7 +568,7 @@ impl Device {
             Some(shelf) if shelf.belongs_to(owner) => Some(shelf),
             other => {
                 drop(other);
-                self.shelves.of(owner)
+                self.shelves.of_any(owner)
             }
         };
         match shelf {
