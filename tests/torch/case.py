@@ -60,6 +60,18 @@ def both(program, result):
     return eval(result, vars(module)), json.loads(native.stdout.splitlines()[-1])
 
 
+def compiled(source):
+    """The functions of a C++ source that uses PyTorch's headers."""
+    home = os.path.dirname(torch.__file__)
+    with open("caller.cpp", "w") as file:
+        file.write(source)
+    command = ["c++", "-std=c++17", "-shared", "-fPIC", f"-I{home}/include", f"-L{home}/lib"]
+    command += ["-o", "caller.so", "caller.cpp", "-ltorch_cuda", "-Wl,--unresolved-symbols=ignore-all"]
+    subprocess.run(command, check=True)
+    # With the interpreter's lock held, as an extension's functions are.
+    return ctypes.PyDLL("./caller.so")
+
+
 def pattern(count, seed=1):
     """So many bytes that differ, on the host."""
     generator = torch.Generator().manual_seed(seed)

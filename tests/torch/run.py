@@ -11,7 +11,8 @@ target/release.
 
 A case is a file of tests/torch/cases. It passes when it ends with status 0, nothing of concertina's
 stands on standard error that it has not announced, the statistics written at exit are whole, and the
-simulated GPU has seen nothing that a real one would punish. It runs once for each way to attach:
+simulated GPU has seen nothing that a real one would punish. It runs once for each way to attach, but for
+`install` where it runs as `plain` (`--attach install` has them all run so):
 
     plain     the two lines of PyTorch's pluggable allocator, and then the case
     install   concertina.install(), and then the case
@@ -121,7 +122,8 @@ class Place:
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("CONCERTINA_", "STANDIN_", "PYTORCH_"))
-            and name not in ("LD_PRELOAD", "RANK")
+            # Without the last, what the cases import is compiled once: that takes longer than to import it.
+            and name not in ("LD_PRELOAD", "RANK", "PYTHONDONTWRITEBYTECODE")
         }
         self.library = str(pathlib.Path(self.find_library(options)).resolve())
         self.python = options.python or self.find_python(options)
@@ -315,6 +317,9 @@ def main():
             print(f"SKIP {case.name}: {why}", flush=True)
             continue
         ways = [way for way in case.attach if options.attach in (None, way)]
+        # `run` installs it, too: what is left is no more than the two together.
+        if options.attach is None and "plain" in ways and "install" in ways:
+            ways.remove("install")
         if options.attach == "run" and "install" in case.attach:
             ways = ["run"]
         runs += [(case, way) for way in ways]

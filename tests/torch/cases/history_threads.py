@@ -5,7 +5,7 @@ import threading
 import torch
 from case import MIB
 
-torch.cuda.memory._record_memory_history(max_entries=200)
+torch.cuda.memory._record_memory_history(stacks="python", max_entries=200)
 
 
 def work(seed):
@@ -28,7 +28,9 @@ for _ in range(10):
 for thread in threads:
     thread.join()
 live = {}
-torch.cuda.memory._record_memory_history(max_entries=100_000, clear_history=True)
+torch.cuda.memory._record_memory_history(
+    stacks="python", max_entries=100_000, clear_history=True
+)
 work(3)
 for entry in torch.cuda.memory._snapshot()["device_traces"][0]:
     if entry["action"] == "alloc":

@@ -4,7 +4,7 @@
 import torch
 from case import MIB
 
-torch.cuda.memory._record_memory_history()
+torch.cuda.memory._record_memory_history(stacks="python")
 blocks = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in (1, 2 * MIB, 30 * MIB)]
 segments = torch.cuda.memory_snapshot()
 assert sorted(it["total_size"] for it in segments) == [2 * MIB, 20 * MIB, 30 * MIB]

@@ -23,7 +23,8 @@ def main():
     queue, child_ends = context.SimpleQueue(), context.Event()
     process = context.Process(target=giver, args=(queue, child_ends), daemon=True)
     process.start()
-    process.join(60)
+    # With a limit it would wait for all that hold the process's pipe, and so for the child.
+    process.join()
     error = str(raises(RuntimeError, queue.get))
     child_ends.set()
     assert "has ended" in error, error

@@ -1,45 +1,17 @@
 # Memory history as C++ asks for it, in PyTorch's own functions: recorded there and told there, with the
-# places that it noted; Python can tell it, too. What is thrown where a place is noted reaches the program.
+# places that it noted; Python can tell it, too.
 #: attach plain install native
 #: torch 2.11
 import ctypes
 import pickle
-import subprocess
-from pathlib import Path
 
 import torch
-from case import MIB
+from case import MIB, compiled
 
 SOURCE = """
 #include <cstring>
-#include <stdexcept>
 #include <torch/csrc/cuda/memory_snapshot.h>
-#include <torch/csrc/profiler/combined_traceback.h>
-using torch::CapturedTraceback;
-struct Throwing : CapturedTraceback::Python {
-    bool throws = false;
-    bool canGather() { return true; } // 2.11 has it
-    std::vector<CapturedTraceback::PyFrame> gather() override {
-        if (throws) throw std::runtime_error("no place to be found");
-        return {};
-    }
-    void release(std::vector<CapturedTraceback::PyFrame> &) override {}
-    void appendSymbolized(
-        const std::vector<CapturedTraceback::PyFrame> &, torch::SymbolizedTracebacks &) override {}
-    int traverse(
-        std::vector<CapturedTraceback::PyFrame> &, CapturedTraceback::visitproc, void *) override {
-        return 0;
-    }
-    int clear(std::vector<CapturedTraceback::PyFrame> &) override { return 0; }
-};
-static Throwing throwing;
 extern "C" {
-void record_throwing() {
-    const std::optional<std::string> all = "all";
-    CapturedTraceback::addPythonUnwinder(&throwing);
-    torch::cuda::_record_memory_history(all, all, "python", size_t(10), true, false, false, {});
-}
-void throws(bool on) { throwing.throws = on; }
 void record(bool on, bool places, bool stacks_of_cxx) {
     const std::vector<std::string> skip = {"free_completed"};
     torch::cuda::_record_memory_history(
@@ -52,16 +24,9 @@ size_t tell(char *to, size_t room) {
 }
 }
 """
-home = Path(torch.__file__).parent
-Path("caller.cpp").write_text(SOURCE)
-command = ["c++", "-std=c++17", "-shared", "-fPIC", f"-I{home}/include", f"-L{home}/lib"]
-command += ["-o", "caller.so", "caller.cpp", "-ltorch_cuda", "-Wl,--unresolved-symbols=ignore-all"]
-subprocess.run(command, check=True)
-# With the interpreter's lock held, as an extension's functions are.
-caller = ctypes.PyDLL("./caller.so")
+caller = compiled(SOURCE)
 caller.record.argtypes = [ctypes.c_bool] * 3
 caller.record.restype = None
-caller.throws.argtypes = [ctypes.c_bool]
 caller.tell.restype = ctypes.c_size_t
 caller.tell.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
 
@@ -125,21 +90,3 @@ segments = torch.cuda.memory._snapshot()["segments"]
 blocks = {block["address"]: block for segment in segments for block in segment["blocks"]}
 assert "made_here" in names(blocks[kept.data_ptr()])
 torch.cuda.memory._record_memory_history(None)
-del kept
-
-# A recorder that throws: nobody gets the memory, and PyTorch says why.
-caller.record_throwing()
-live = torch.cuda.memory_allocated()
-for act in lambda: made_here(4), lambda: made_here(1 << 20), torch.cuda.empty_cache:
-    caller.throws(True)
-    try:
-        act()
-    except RuntimeError as error:
-        assert "no place to be found" in str(error), error
-    else:
-        raise AssertionError("nothing was thrown")
-    caller.throws(False)
-    assert torch.cuda.memory_allocated() == live
-kept = made_here(4)
-assert torch.cuda.memory_allocated() == live + 4 * MIB
-caller.record(False, False, False)
