@@ -5,6 +5,7 @@
  *
  * The memory is had from cudaMalloc, from cudaMallocAsync, from the driver's cuMemAlloc, or once before
  * the loop: a program that has nothing to gain must not lose. */
+#include "kernels.h"
 #include "real.h"
 #include <cuda.h>
 #include <string.h>
@@ -14,21 +15,9 @@ static char way;
 static unsigned *kept[2];
 static unsigned long long *total;
 
-static __global__ void fill(unsigned *x, size_t count, unsigned seed) {
-    for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
-        x[i] = (unsigned)i * 2654435761u ^ seed;
-}
-
 static __global__ void add(unsigned *y, const unsigned *x, size_t count) {
     for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
         y[i] += x[i] >> 3;
-}
-
-static __global__ void sum(const unsigned *x, size_t count, unsigned long long *total) {
-    unsigned long long mine = 0;
-    for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
-        mine += x[i];
-    atomicAdd(total, mine);
 }
 
 static unsigned *take(int which, size_t bytes) {

@@ -3,6 +3,7 @@
  *
  *     threads malloc|async
  */
+#include "kernels.h"
 #include "real.h"
 #include <pthread.h>
 #include <string.h>
@@ -12,18 +13,6 @@ enum { THREADS = 8, ROUNDS = 150 };
 static int ordered;
 static cudaStream_t streams[THREADS];
 static unsigned long long sums[THREADS];
-
-static __global__ void fill(unsigned *x, size_t count, unsigned seed) {
-    for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
-        x[i] = (unsigned)i * 2654435761u ^ seed;
-}
-
-static __global__ void sum(const unsigned *x, size_t count, unsigned long long *total) {
-    unsigned long long mine = 0;
-    for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
-        mine += x[i];
-    atomicAdd(total, mine);
-}
 
 static void *take(size_t bytes, cudaStream_t stream) {
     void *address;
