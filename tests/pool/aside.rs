@@ -6,7 +6,7 @@ use crate::gpu::{Bench, KIB, MIB, on_card};
 use crate::random::Random;
 use concertina_engine::runtime::settings::{Free, Settings};
 use concertina_engine::runtime::{Call, Device, UnknownPointer};
-use std::sync::mpsc;
+use std::sync::mpsc::Sender;
 use std::thread;
 
 fn bench() -> Bench {
@@ -194,50 +194,39 @@ fn memory_that_is_set_aside_is_waited_for_rather_than_missed() {
 fn many_threads_and_those_who_look() {
     let bench = bench();
     let turns = if on_card() { 300 } else { 4000 };
-    let (to_free, others) = mpsc::channel::<u64>();
-    thread::scope(|scope| {
-        for seed in 0..4 {
-            let (gpu, allocator) = (bench.gpu.clone(), bench.allocator.clone());
-            let to_free = to_free.clone();
-            scope.spawn(move || {
-                let _here = gpu.enter();
-                let device = allocator.device(0).expect("a device");
-                let mut random = Random::new(seed);
-                let mut kept = Vec::new();
-                for turn in 0..turns {
-                    let size = match turn / 500 % 3 {
-                        0 => 64 * KIB,
-                        1 => (1 + random.below(40)) * 4 * KIB,
-                        _ => random.between(1, 2 * MIB),
-                    };
-                    let block = device.allocate_from_aside(size as usize).expect("memory");
-                    // Whoever has a block is the only one: its owner is written beside it.
-                    gpu.claim(block, size, seed + 1);
-                    gpu.disown(block, size);
-                    match random.below(8) {
-                        0 => to_free.send(block).expect("a receiver"),
-                        1 => kept.push(block),
-                        2 if !kept.is_empty() => {
-                            let at = random.below(kept.len() as u64) as usize;
-                            assert_eq!(device.set_aside(kept.swap_remove(at)), Ok(()));
-                            assert_eq!(device.set_aside(block), Ok(()));
-                        }
-                        _ => assert_eq!(device.set_aside(block), Ok(())),
-                    }
-                    if random.once_in(200) {
-                        identities(&device.figures().counters);
-                    }
-                }
-                for block in kept {
+    let (gpu, device) = (&bench.gpu, bench.device());
+    let work = |seed, to_free: &Sender<u64>| {
+        let mut random = Random::new(seed);
+        let mut kept = Vec::new();
+        for turn in 0..turns {
+            let size = match turn / 500 % 3 {
+                0 => 64 * KIB,
+                1 => (1 + random.below(40)) * 4 * KIB,
+                _ => random.between(1, 2 * MIB),
+            };
+            let block = device.allocate_from_aside(size as usize).expect("memory");
+            // Whoever has a block is the only one: its owner is written beside it.
+            gpu.claim(block, size, seed + 1);
+            gpu.disown(block, size);
+            match random.below(8) {
+                0 => to_free.send(block).expect("a receiver"),
+                1 => kept.push(block),
+                2 if !kept.is_empty() => {
+                    let at = random.below(kept.len() as u64) as usize;
+                    assert_eq!(device.set_aside(kept.swap_remove(at)), Ok(()));
                     assert_eq!(device.set_aside(block), Ok(()));
                 }
-            });
+                _ => assert_eq!(device.set_aside(block), Ok(())),
+            }
+            if random.once_in(200) {
+                identities(&device.figures().counters);
+            }
         }
-        drop(to_free);
-        for block in others {
-            assert_eq!(bench.device().set_aside(block), Ok(()));
+        for block in kept {
+            assert_eq!(device.set_aside(block), Ok(()));
         }
-    });
+    };
+    gpu.on_threads(work, |block| assert_eq!(device.set_aside(block), Ok(())));
     let figures = bench.device().figures().counters;
     assert_eq!(figures.all.allocation.allocated, 4 * turns);
     finish(&bench);

@@ -11,7 +11,8 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::sleep;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{self, sleep};
 use std::time::Duration;
 
 pub const KIB: u64 = 1 << 10;
@@ -271,6 +272,23 @@ impl Gpu {
     /// The same with no context current, as in a thread that has nothing to do with CUDA.
     pub fn bind(&self) -> Option<Bound> {
         self.machine.as_ref().map(Machine::bind)
+    }
+
+    /// Runs `work` on four threads at once, with a number each, and `free` on this one with every block that
+    /// they send here.
+    pub fn on_threads(&self, work: impl Fn(u64, &Sender<u64>) + Sync, free: impl FnMut(u64)) {
+        let (to_free, others) = channel();
+        thread::scope(|scope| {
+            for number in 0..4 {
+                let (work, to_free) = (&work, to_free.clone());
+                scope.spawn(move || {
+                    let _here = self.enter();
+                    work(number, &to_free);
+                });
+            }
+            drop(to_free);
+            others.into_iter().for_each(free);
+        });
     }
 
     fn push(&self, device: usize) {

@@ -7,8 +7,7 @@ use crate::random::Random;
 use concertina_engine::runtime::UnknownPointer;
 use concertina_engine::runtime::settings::Settings;
 use std::collections::BTreeMap;
-use std::sync::mpsc;
-use std::thread;
+use std::sync::mpsc::Sender;
 
 /// Blocks in use, by address: none may overlap another.
 #[derive(Default)]
@@ -101,35 +100,26 @@ fn threads_on_one_stream_share_its_shelf() {
     let bench = Bench::new(Settings::default());
     let stream = bench.gpu.stream();
     let turns = if on_card() { 300 } else { 3000 };
-    let (to_free, others) = mpsc::channel::<u64>();
-    thread::scope(|scope| {
-        for seed in 0..4 {
-            let (gpu, allocator) = (bench.gpu.clone(), bench.allocator.clone());
-            let to_free = to_free.clone();
-            scope.spawn(move || {
-                let _here = gpu.enter();
-                let device = allocator.device(0).expect("a device");
-                let mut random = Random::new(seed);
-                for turn in 0..turns {
-                    let size = match turn / 200 % 2 {
-                        0 => 64 * KIB,
-                        _ => random.between(1, MIB),
-                    };
-                    let address = device.allocate(size as usize, stream).expect("memory");
-                    // Whoever has a block is the only one: its owner is written beside it.
-                    gpu.claim(address, size, seed + 1);
-                    gpu.disown(address, size);
-                    match random.below(3) {
-                        0 => to_free.send(address).expect("a receiver"),
-                        _ => assert_eq!(device.free(address, stream), Ok(())),
-                    }
-                }
-            });
+    let (gpu, device) = (&bench.gpu, bench.device());
+    let work = |seed, to_free: &Sender<u64>| {
+        let mut random = Random::new(seed);
+        for turn in 0..turns {
+            let size = match turn / 200 % 2 {
+                0 => 64 * KIB,
+                _ => random.between(1, MIB),
+            };
+            let address = device.allocate(size as usize, stream).expect("memory");
+            // Whoever has a block is the only one: its owner is written beside it.
+            gpu.claim(address, size, seed + 1);
+            gpu.disown(address, size);
+            match random.below(3) {
+                0 => to_free.send(address).expect("a receiver"),
+                _ => assert_eq!(device.free(address, stream), Ok(())),
+            }
         }
-        drop(to_free);
-        for address in others {
-            assert_eq!(bench.device().free(address, stream), Ok(()));
-        }
+    };
+    gpu.on_threads(work, |address| {
+        assert_eq!(device.free(address, stream), Ok(()))
     });
     let figures = bench.device().figures().counters;
     identities(&figures);
