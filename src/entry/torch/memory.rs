@@ -8,6 +8,7 @@ use concertina_engine::runtime::{Device, allocator_in_use, lifecycle, process_se
 use serde_json::Value;
 use std::ffi::{c_double, c_int, c_void};
 use std::mem::transmute;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Takes a text of so many bytes, which is the caller's until it returns.
 pub type Take = extern "C" fn(*const u8, usize);
@@ -38,10 +39,26 @@ pub fn current_device() -> Option<c_int> {
     (status == 0).then_some(device)
 }
 
-/// What is counted of a device; of one that was not used yet, nothing.
+/// How often PyTorch has had memory given back before a device was used, by the device's number, which is a
+/// signed byte to PyTorch. Its own allocator counts a wait for all streams each time.
+static EMPTIED: [AtomicU64; 128] = [const { AtomicU64::new(0) }; 128];
+
+/// PyTorch has memory given back.
+pub fn note_emptied() {
+    for (device, emptied) in EMPTIED.iter().enumerate() {
+        if used(device as c_int).is_none() {
+            emptied.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// What is counted of a device; of one that was not used yet, no more than those waits.
 pub fn counters(device: c_int) -> Counters {
     let counters = used(device).map(|it| it.figures().counters);
-    counters.unwrap_or_default()
+    let mut counters = counters.unwrap_or_default();
+    let emptied = EMPTIED.get(device as usize);
+    counters.events.syncs += emptied.map_or(0, |it| it.load(Relaxed));
+    counters
 }
 
 /// `torch.cuda.memory_stats` as a flat object.
@@ -61,6 +78,9 @@ pub extern "C" fn reset_peaks(device: c_int) {
 pub extern "C" fn reset_accumulated(device: c_int) {
     guard((), || {
         used(device).into_iter().for_each(Device::reset_accumulated);
+        if let Some(emptied) = EMPTIED.get(device as usize) {
+            emptied.store(0, Relaxed);
+        }
     });
 }
 

@@ -309,6 +309,7 @@ pub extern "C-unwind" fn concertina_empty_cache() {
     // PyTorch's recorder may throw.
     let place = history::emptying();
     guard((), || {
+        memory::note_emptied();
         each_device(|device| {
             device.empty_cache();
             history::emptied(device, &place);
