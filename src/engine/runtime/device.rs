@@ -3,96 +3,51 @@
 mod branches;
 mod checkpoint;
 mod direct;
+mod figures;
 mod later;
 mod magazine;
+mod out_of_memory;
+mod private;
+mod record;
 mod sharing;
 mod supplied;
 mod uncached;
 
 pub use checkpoint::NotRestored;
 pub use direct::Usage;
+pub use figures::Figures;
+pub use out_of_memory::OutOfMemory;
+pub use private::{PoolId, Route};
 pub use sharing::Shared;
 pub use supplied::Supplier;
 
 use branches::{Branches, Users};
 use later::Later;
 use magazine::Magazines;
+use out_of_memory::Bytes;
+use private::{From, Private, Routed, Routes};
 
 use super::gpu::{
     DriverGpu, Properties, UNORDERED, foreign_context, is_capturing, keep_stream, stream_key,
-    synchronize, thread_number,
+    synchronize,
 };
-use super::history::{self, Action, Context, History};
+use super::history::{self, History};
 use super::lasting::Streams;
-use super::ledger::{Call, CallFigures, Ledger};
+use super::ledger::Ledger;
 use super::lock::{Apart, Guard, Lock};
 use super::message;
 use super::settings::{Free, RoundUp, Settings};
 use super::shelf::{Habits, Owner, Shelf, Shelves};
 use super::together::Together;
-use crate::core::{
-    BLOCK, Counters, GroupId, Live, Piece, Policy, Pool, Refusal, SHARED, Segment, Shortage,
-    StreamKey,
-};
+use crate::core::{BLOCK, GroupId, Live, Policy, Pool, Refusal, SHARED, StreamKey};
 use crate::driver::Functions;
-use serde_json::{Value, json};
-use std::collections::{HashMap, VecDeque};
-use std::fmt;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Chunks given back before others get their turn at the device: a millisecond or so (H100).
 const CHUNKS_AT_ONCE: usize = 32;
-
-/// PyTorch's name for a private pool.
-pub type PoolId = (u64, u64);
-
-/// Sends the allocations of some streams to a private pool, from its beginning to its end.
-pub struct Route {
-    /// The private pool.
-    pub pool: PoolId,
-    /// Whether an allocation on the stream (by handle) belongs to it. Called under the device's
-    /// lock; may not allocate.
-    pub filter: Box<dyn Fn(u64) -> bool + Send>,
-}
-
-/// A route in force.
-struct Routed {
-    route: Route,
-    /// The thread that it was begun on.
-    thread: u64,
-    /// Whether it serves a capture. Unknown, and so to be feared, until it has claimed something.
-    capture: Option<bool>,
-    /// Addresses that the next allocations get, in this order: blocks that are in use already.
-    restored: VecDeque<u64>,
-}
-
-/// Whether an allocation goes where routes send it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Routes {
-    Apply,
-    Ignore,
-}
-
-/// Where an allocation comes from.
-enum From {
-    Group(GroupId),
-    /// It is met: this is its block.
-    Restored(u64),
-    /// From no pool.
-    Driver,
-}
-
-struct Private {
-    id: PoolId,
-    group: GroupId,
-    users: usize,
-    /// Others may have its memory rather than run out.
-    lent: bool,
-    /// Who supplies its memory, if that is not the driver.
-    supplier: Option<Arc<dyn Supplier>>,
-}
 
 /// Who uses a block beside its own stream.
 #[derive(Default)]
@@ -126,41 +81,10 @@ struct State {
 }
 
 impl State {
-    /// PyTorch's name for a group; that of everybody's memory for a pool that was released.
-    fn pool_of(&self, group: GroupId) -> PoolId {
-        let private = self.private.iter().find(|private| private.group == group);
-        private.map_or((0, 0), |private| private.id)
-    }
-
     /// Whether a block, which is in use to the pool, was set aside: of those of no stream's, what is marked as
     /// shared.
     fn is_aside(&self, live: &Live) -> bool {
         live.stream == UNORDERED && self.pool.shares(live)
-    }
-
-    fn private(&self, pool: PoolId) -> Option<&Private> {
-        self.private.iter().find(|private| private.id == pool)
-    }
-
-    /// One more user of a private pool, whose memory is supplied where a supplier is named and the pool is
-    /// new. False where it cannot be made.
-    fn retain(&mut self, pool: PoolId, supplier: Option<Arc<dyn Supplier>>) -> bool {
-        if let Some(private) = self.private.iter_mut().find(|private| private.id == pool) {
-            private.users += 1;
-            return true;
-        }
-        let Some(group) = self.pool.open_group(supplier.is_some()) else {
-            message::say("too many private pools: this one shares everybody's memory");
-            return false;
-        };
-        self.private.push(Private {
-            id: pool,
-            group,
-            users: 1,
-            lent: false,
-            supplier,
-        });
-        true
     }
 }
 
@@ -196,52 +120,6 @@ impl Drop for Device {
 /// An address that is not the start of a block in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownPointer;
-
-/// A request that could not be met, with all that a person needs to know about it.
-#[derive(Clone, Debug)]
-pub struct OutOfMemory {
-    /// The device asked.
-    pub device: i32,
-    /// What was asked and what the pool looked like.
-    pub shortage: Shortage,
-    /// The limit in bytes, if one is set.
-    pub limit: Option<u64>,
-    /// Free and total bytes of the device, as the driver sees them.
-    pub memory: Option<(u64, u64)>,
-    /// The driver's name for an error that is not about memory.
-    pub error: Option<String>,
-    /// The private pool that it was to come from; (0, 0) for everybody's memory.
-    pub pool: PoolId,
-}
-
-/// What a device's pool looks like at one moment.
-#[derive(Clone, Debug)]
-pub struct Figures {
-    /// PyTorch's counters and ours.
-    pub counters: Counters,
-    /// Count and time of each driver call.
-    pub calls: Vec<(Call, CallFigures)>,
-    /// Bytes of the largest free range.
-    pub largest_free: u64,
-    /// Bytes of addresses reserved.
-    pub addresses: u64,
-    /// Bytes of host memory for what is known of each block.
-    pub node_bytes: usize,
-    /// The limit in bytes, if one is set.
-    pub limit: Option<u64>,
-}
-
-impl Figures {
-    /// Bytes held from the driver now, whatever they are for.
-    pub fn reserved_bytes(&self) -> u64 {
-        self.counters.all.reserved_bytes.current
-    }
-
-    /// The most that were held since the peaks were last reset.
-    pub fn peak_reserved_bytes(&self) -> u64 {
-        self.counters.all.reserved_bytes.peak
-    }
-}
 
 impl Device {
     /// Takes up a device: its primary context is retained, no memory is taken yet.
@@ -487,28 +365,6 @@ impl Device {
             result = block.map_or(result, Ok);
         }
         result.map_err(|shortage| self.out_of_memory(state, requested, shortage, group))
-    }
-
-    fn out_of_memory(
-        &self,
-        state: &mut State,
-        asked: u64,
-        shortage: Shortage,
-        group: GroupId,
-    ) -> Box<OutOfMemory> {
-        let unsupplied = matches!(shortage.refusal, Refusal::Unsupplied(_));
-        state.pool.tally_mut().ooms += u64::from(!unsupplied);
-        Box::new(OutOfMemory {
-            device: self.ordinal,
-            shortage: Shortage { asked, ..shortage },
-            limit: self.limit(),
-            memory: state.pool.gpu().memory_info(),
-            error: match shortage.refusal {
-                Refusal::Failed(status) => Some(self.functions.error_name(status)),
-                _ => None,
-            },
-            pool: state.pool_of(group),
-        })
     }
 
     /// Takes a block back. The stream that it was allocated on may have it again at once.
@@ -776,401 +632,12 @@ impl Device {
         Some(self.ledger.limit()).filter(|limit| *limit != u64::MAX)
     }
 
-    /// Sets the peaks to what there is now.
-    pub fn reset_peaks(&self) {
-        self.settled().pool.tally_mut().reset_peaks();
-    }
-
-    /// Sets the sums of what was ever allocated and freed to 0.
-    pub fn reset_accumulated(&self) {
-        self.settled().pool.tally_mut().reset_accumulated();
-    }
-
-    /// What the pool looks like now.
-    pub fn figures(&self) -> Figures {
-        self.figures_of(&self.settled())
-    }
-
-    /// The same, unless another thread keeps the device locked for so long.
-    pub fn figures_within(&self, patience: Duration) -> Option<Figures> {
-        let mut state = self.state.try_lock_for(patience)?;
-        self.empty_all(&mut state);
-        Some(self.figures_of(&state))
-    }
-
-    fn figures_of(&self, state: &State) -> Figures {
-        Figures {
-            counters: state.pool.counters(),
-            calls: Call::ALL
-                .iter()
-                .map(|call| (*call, self.ledger.figures(*call)))
-                .collect(),
-            largest_free: state.pool.largest_free(),
-            addresses: state.pool.addresses(),
-            node_bytes: state.pool.node_bytes(),
-            limit: self.limit(),
-        }
-    }
-
     /// Walks the pool's invariants; for tests.
     pub fn check(&self) -> Result<(), String> {
         self.settled().pool.check().map_err(|broken| broken.0)
     }
-
-    // ---- history -------------------------------------------------------------------------
-
-    /// Begins or ends recording, as the plan says; drops what was recorded if `clear`.
-    pub(super) fn follow_plan(&self, clear: bool) {
-        let mut state = self.settled();
-        let plan = history::plan();
-        state.pool.journal_mut().keep(plan.is_some());
-        if clear {
-            state.history.clear();
-        }
-        if plan.is_none() {
-            state.history.stop();
-        }
-    }
-
-    /// Notes an allocation. What the pool did to meet it comes before it.
-    pub fn note_allocated(&self, address: u64, size: u64, stream: u64, context: Context) {
-        let mut state = self.caught_up(stream, &context);
-        state.history.allocated(address, size, stream, context);
-    }
-
-    /// Notes that a block is about to be freed.
-    pub fn note_freed(&self, address: u64, size: u64, stream: u64, context: Context) {
-        let mut state = self.caught_up(0, &None);
-        let completed = !state.pool.is_shared(address);
-        state
-            .history
-            .freed(address, size, stream, context, completed);
-    }
-
-    /// Notes that memory ran out.
-    pub fn note_out_of_memory(&self, size: u64, stream: u64, context: Context) {
-        let mut state = self.caught_up(stream, &context);
-        let free = state.pool.gpu().memory_info().map_or(0, |(free, _)| free);
-        state
-            .history
-            .note(Action::OutOfMemory, free, size, stream, context);
-    }
-
-    /// Notes what the pool did just now, and where in the program that was.
-    pub fn note_happenings(&self, context: Context) {
-        drop(self.caught_up(0, &context));
-    }
-
-    /// The state with all that the pool did in its history.
-    fn caught_up(&self, stream: u64, context: &Context) -> Guard<'_, State> {
-        let mut state = self.state.lock();
-        let happenings = state.pool.journal_mut().take();
-        state.history.catch_up(happenings, stream, context);
-        state
-    }
-
-    /// The segments, of one private pool or of all, and the history, as PyTorch's snapshots have
-    /// them, but for `context` in the place of `frames`.
-    pub(super) fn snapshot(&self, only: Option<PoolId>, traces: bool) -> (Vec<Value>, Value) {
-        drop(self.settled());
-        let mut state = self.caught_up(0, &None);
-        let segments: Vec<Value> = state
-            .pool
-            .segments()
-            .iter()
-            .map(|segment| (segment, state.pool_of(segment.group)))
-            .filter(|(_, pool)| only.is_none_or(|only| only == *pool))
-            .map(|(segment, pool)| segment_json(self.ordinal, segment, pool, &state.history))
-            .collect();
-        if !traces {
-            return (segments, Value::Array(Vec::new()));
-        }
-        let active = state.pool.counters().all.active_bytes.current;
-        // It is in those that come.
-        let traces = state.history.json();
-        if history::is_recorded() {
-            state.history.note(Action::Snapshot, 0, active, 0, None);
-        }
-        (segments, traces)
-    }
-
-    // ---- private pools -------------------------------------------------------------------
-
-    /// Whether others may have a private pool's memory rather than run out.
-    pub fn lend_pool(&self, pool: PoolId, lent: bool) {
-        let mut state = self.state.lock();
-        let mut pools = state.private.iter_mut();
-        if let Some(private) = pools.find(|private| private.id == pool) {
-            private.lent = lent;
-        }
-    }
-
-    /// From now on a block of the private pool takes a whole segment, where its memory is supplied or cannot
-    /// be mapped.
-    pub fn keep_pool_whole(&self, pool: PoolId) {
-        let mut state = self.state.lock();
-        if let Some(group) = state.private(pool).map(|private| private.group) {
-            state.pool.keep_whole(group);
-        }
-    }
-
-    /// How many users the private pool has; 0 where there is none of that name.
-    pub fn pool_users(&self, pool: PoolId) -> usize {
-        let state = self.state.lock();
-        state.private(pool).map_or(0, |private| private.users)
-    }
-
-    /// From now on allocations that the route's filter claims come from its private pool, which
-    /// is made if there is none of that name. One more user of it is counted.
-    pub fn begin_pool(&self, route: Route) {
-        let mut state = self.state.lock();
-        if !state.retain(route.pool, None) {
-            return;
-        }
-        state.routes.push(Routed {
-            route,
-            thread: thread_number(),
-            capture: None,
-            restored: VecDeque::new(),
-        });
-        self.note_routes(&mut state);
-    }
-
-    /// No more allocations go to the private pool by its route: the latest that this thread began, or where
-    /// it began none, as a capture may end on another thread, the latest of all.
-    pub fn end_pool(&self, pool: PoolId) {
-        let mut state = self.state.lock();
-        let thread = thread_number();
-        let of_pool = |it: &Routed| it.route.pool == pool;
-        let own = |it: &Routed| of_pool(it) && it.thread == thread;
-        let ended = state.routes.iter().rposition(own);
-        let ended = ended.or_else(|| state.routes.iter().rposition(of_pool));
-        // What the filter drops may call back; it goes after the lock.
-        let route = ended.map(|at| state.routes.remove(at));
-        self.note_routes(&mut state);
-        drop(state);
-        drop(route);
-    }
-
-    /// One user of the private pool less. With the last one its memory goes back to the driver,
-    /// as far as it is free, and the rest when it is freed.
-    pub fn release_pool(&self, pool: PoolId) {
-        let mut state = self.state.lock();
-        let Some(at) = state.private.iter().position(|private| private.id == pool) else {
-            return;
-        };
-        state.private[at].users -= 1;
-        if state.private[at].users == 0 {
-            let private = state.private.swap_remove(at);
-            state.pool.close_group(private.group);
-            // Its supplier may go with it, which is no code of ours.
-            drop(state);
-            drop(private);
-        }
-    }
-
-    /// Where an allocation on the stream comes from while there are routes.
-    #[cold]
-    fn routed(&self, state: &mut State, stream: u64) -> From {
-        // What is in place already is handed out whatever else holds now. Such routes' filters ask nothing
-        // of the stream.
-        let mut restoring = state.routes.iter_mut().rev();
-        let restoring = restoring.find(|it| !it.restored.is_empty() && (it.route.filter)(stream));
-        if let Some(address) = restoring.and_then(|it| it.restored.pop_front()) {
-            return From::Restored(address);
-        }
-        if state.uncached {
-            return From::Driver;
-        }
-        // A filter asks the same of the stream, and would throw a C++ exception where the driver
-        // will not say.
-        let capturing = is_capturing(&self.functions, self.properties.context, stream);
-        let Some(capturing) = capturing else {
-            return From::Group(SHARED);
-        };
-        let Some(routed) = state
-            .routes
-            .iter_mut()
-            .rev()
-            .find(|it| (it.route.filter)(stream))
-        else {
-            return From::Group(SHARED);
-        };
-        let id = routed.route.pool;
-        if routed.capture.is_none() {
-            routed.capture = Some(capturing);
-            self.note_routes(state);
-        }
-        if capturing {
-            self.rejoin(&mut state.branches, &mut state.pool, stream);
-        }
-        From::Group(state.private(id).map_or(SHARED, |private| private.group))
-    }
-
-    /// Shelves know nothing of routes, and are passed by while there are any. In a capture nothing
-    /// may wait or ask; what was put off then is done after it.
-    fn note_routes(&self, state: &mut State) {
-        let routed = state.uncached || !state.routes.is_empty();
-        self.routed.store(routed, Relaxed);
-        let capturing = state.routes.iter().any(|it| it.capture != Some(false));
-        state.pool.gpu_mut().capturing = capturing;
-        if !capturing {
-            Device::forget_branches(state);
-        }
-        state.pool.trim_closing();
-    }
-}
-
-/// A segment as PyTorch's snapshots have it. Memory of all sizes is shared here, so that every
-/// segment is large; its stream is that of its first block.
-fn segment_json(device: i32, segment: &Segment, pool: PoolId, history: &History) -> Value {
-    let pieces = &segment.pieces;
-    let sum = |of: &dyn Fn(&Piece) -> u64| pieces.iter().map(of).sum::<u64>();
-    let blocks = pieces.iter().map(|piece| {
-        json!({
-            "address": piece.address,
-            "size": piece.size,
-            "requested_size": piece.requested,
-            "state": match (piece.live, piece.pending) {
-                (true, _) => "active_allocated",
-                (_, true) => "active_pending_free",
-                _ => "inactive",
-            },
-            "stream": piece.stream,
-            "context": history.context_of(piece.address),
-        })
-    });
-    json!({
-        "device": device,
-        "address": pieces[0].address,
-        "total_size": sum(&|piece| piece.size),
-        "allocated_size": sum(&|piece| if piece.live { piece.size } else { 0 }),
-        "active_size": sum(&|piece| if piece.live || piece.pending { piece.size } else { 0 }),
-        "requested_size": sum(&|piece| piece.requested),
-        "stream": pieces[0].stream,
-        "segment_type": "large",
-        "segment_pool_id": [pool.0, pool.1],
-        "is_expandable": segment.expandable,
-        "context": null,
-        "blocks": blocks.collect::<Vec<_>>(),
-    })
 }
 
 fn share(fraction: f64, total: u64) -> u64 {
     (total as f64 * fraction.clamp(0.0, 1.0)) as u64
-}
-
-impl fmt::Display for OutOfMemory {
-    /// Begins as PyTorch's message does: programs look for its first words. What is not about
-    /// memory does not: to ask again for less would be no help.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shortage {
-            asked,
-            live,
-            reserved,
-            largest,
-            elsewhere,
-            chunk,
-            refusal,
-        } = self.shortage;
-        if let Some(error) = &self.error {
-            return write!(
-                f,
-                "CUDA error: {error} when {} were to be allocated on device {}",
-                Bytes(asked),
-                self.device
-            );
-        }
-        write!(f, "CUDA out of memory. Tried to allocate ")?;
-        if asked > EXABYTE {
-            return write!(f, "more than 1EB memory.");
-        }
-        write!(f, "{}. GPU {}", Bytes(asked), self.device)?;
-        match self.memory {
-            Some((free, total)) => {
-                let (free, total) = (Bytes(free), Bytes(total));
-                write!(
-                    f,
-                    " has a total capacity of {total} of which {free} is free"
-                )?;
-            }
-            None => write!(f, " does not say what is free")?,
-        }
-        write!(
-            f,
-            ". In use by the program: {}; held by the allocator: {}; largest free range: {}",
-            Bytes(live),
-            Bytes(reserved),
-            Bytes(largest)
-        )?;
-        if let Some(limit) = self.limit {
-            write!(f, "; limit: {}", Bytes(limit))?;
-        }
-        let Some((free, total)) = self.memory else {
-            return write!(f, ".");
-        };
-        let outside = total.saturating_sub(free).saturating_sub(reserved);
-        match refusal {
-            Refusal::OverLimit if free > asked => {
-                write!(
-                    f,
-                    ". The limit stands in the way: the device has room for this request."
-                )
-            }
-            _ if (reserved - live).saturating_sub(elsewhere) > asked => match chunk {
-                0 => write!(
-                    f,
-                    ". Free memory lies in pieces between blocks in use, which are not joined in \
-                     plain segments (expandable_segments:False) nor in private pools."
-                ),
-                1..=SMALLEST_CHUNK => write!(
-                    f,
-                    ". Free memory lies in pieces between blocks in use, too small to be joined: a \
-                     memory snapshot shows whose blocks those are."
-                ),
-                _ => write!(
-                    f,
-                    ". Free memory lies in pieces between blocks in use: smaller chunks lose less \
-                     to that (CONCERTINA_CONF=chunk_size_mb:2)."
-                ),
-            },
-            _ if elsewhere > asked => write!(
-                f,
-                ". Private pools, as CUDA graphs have them, hold {} that is free for them alone.",
-                Bytes(elsewhere)
-            ),
-            _ if outside > asked && outside > reserved => {
-                write!(
-                    f,
-                    ". Others, or this program by other means, hold {}.",
-                    Bytes(outside)
-                )
-            }
-            _ => write!(
-                f,
-                ". The program needs more than there is: use less at a time."
-            ),
-        }
-    }
-}
-
-/// Requests above this are told apart by PyTorch, whose words are used (`one_exa_bytes` in its
-/// `CUDACachingAllocator.cpp`).
-const EXABYTE: u64 = 1 << 60;
-
-/// Chunks of this size cannot be told to be smaller: the unit of `chunk_size_mb`.
-const SMALLEST_CHUNK: u64 = 2 << 20;
-
-/// Bytes for a person.
-struct Bytes(u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            bytes @ ..1024 => write!(f, "{bytes} bytes"),
-            bytes @ ..0x10_0000 => write!(f, "{:.2} KiB", bytes as f64 / 1024.0),
-            bytes @ ..0x4000_0000 => write!(f, "{:.2} MiB", bytes as f64 / 1_048_576.0),
-            bytes => write!(f, "{:.2} GiB", bytes as f64 / 1_073_741_824.0),
-        }
-    }
 }
