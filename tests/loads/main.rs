@@ -110,3 +110,37 @@ fn memory_grows_where_moving_it_takes_too_much_time_and_only_where_it_is_cut_up(
     println!("{moved} chunks moved, or {calm}");
     assert!(calm * 20 < moved, "{calm} of {moved}");
 }
+
+/// Two large blocks at a time, of which one comes back a little larger: only the difference is moved.
+#[test]
+fn a_large_block_that_comes_back_larger_has_room_for_it() {
+    const LARGE: u64 = 300 << 20;
+    let mut script = Script::default();
+    // A gigabyte of holes of two chunks.
+    let blocks: Vec<_> = (0..512).map(|_| script.take(2 * CHUNK, 0)).collect();
+    let (stay, go): (Vec<_>, Vec<_>) = blocks.into_iter().partition(|block| block % 2 == 0);
+    script.give_all(go);
+    let first = script.take(LARGE, 0);
+    let second = script.take(LARGE, 0);
+    script.give(first);
+    let before = script.events.len();
+    let larger = script.take(LARGE + CHUNK, 0);
+    script.give_all(stay.into_iter().chain([second, larger]));
+
+    let mut replay = Replay::new(&script, 0);
+    let mut moved = Vec::new();
+    replay.watched_pass(&script, |replay, count| {
+        if count == before || count == before + 1 {
+            moved.push(replay.device().figures().counters.stitches);
+        }
+    });
+    let [before, after] = moved[..] else {
+        panic!("{moved:?}")
+    };
+    assert!(before >= LARGE / CHUNK, "{before} moved at first");
+    assert!(
+        (1..=3).contains(&(after - before)),
+        "{} moved",
+        after - before
+    );
+}

@@ -17,6 +17,17 @@ const CHUNKS: u64 = 64;
 /// gpt2_varlen would be 1.0055 of what is live, rather than 1.0043, with seven eighths of it.
 const LIMITED_SHARE: u64 = 2048;
 
+/// For a request of so many chunks it is looked up where least of it is missing, before chunks move, and it
+/// gets a run of its own where that is nearly all of it: there are addresses to spare behind such a run, so
+/// that the next request that is a little larger has only the difference moved. A job whose largest tensors
+/// change from step to step has a few such blocks: llama_lora_ckpt takes 81 ms of driver calls for 15 more
+/// passes rather than 201. With half as many chunks, llama_serve holds 1.011 of what is live rather than
+/// 1.009, in runs that join with nothing.
+const ROOMY: u64 = 128;
+
+/// How many holes are looked at for one that growth had better go on from.
+const LOOKED_AT: usize = 64;
+
 /// How far memory may grow past the highest live figure, as a part of that, where moving takes too much of
 /// the program's time. 2000 blocks of up to 16 MiB that are replaced at random need 1.15 of what is live
 /// or so for none of them to be moved.
@@ -95,6 +106,15 @@ impl<G: Gpu> Pool<G> {
         {
             return Ok(hole);
         }
+        // Under a limit runs that join with nothing cost more than they spare: the smallest limit of
+        // gpt2_varlen would be 1.005 of what is live rather than 1.004.
+        if self.missing(size, slot) > allowed
+            && id == SHARED
+            && size >= ROOMY * self.chunk_size(id)
+            && !self.gpu.is_limited()
+        {
+            self.go_where_least_is_missing(size, slot);
+        }
         let missing = self.missing(size, slot);
         let tail = self.groups[id as usize].tail;
         let allowed =
@@ -158,6 +178,49 @@ impl<G: Gpu> Pool<G> {
         match tail != NONE && self.usable(tail, slot) {
             true => size.saturating_sub(self.blocks[tail].size),
             false => size,
+        }
+    }
+
+    /// Growth goes on from the largest hole of those that end where addresses are free, or from a new place
+    /// where the largest does not hold a tenth of the request.
+    fn go_where_least_is_missing(&mut self, size: u64, slot: u16) {
+        let (id, idle) = (self.slots.get(slot).group, self.slots.get(slot).idle);
+        let chunk = self.chunk_size(id);
+        let mut least = self.missing(size, slot);
+        let mut best = NONE;
+        for source in [Some(slot), Some(idle).filter(|idle| *idle != slot)] {
+            let bins = source.map(|source| &self.slots.get(source).bins);
+            let holes = bins.into_iter().flat_map(|it| it.descending(&self.blocks));
+            for hole in holes.take(LOOKED_AT) {
+                let block = &self.blocks[hole];
+                let missing = size.saturating_sub(block.size);
+                if missing >= least {
+                    break;
+                }
+                let space = &self.groups[id as usize].space;
+                if block.next == NONE && space.gap_at(block.end()) >= missing + 2 * chunk {
+                    (least, best) = (missing, hole);
+                }
+            }
+        }
+        if best != NONE {
+            let end = self.blocks[best].end();
+            let group = &mut self.groups[id as usize];
+            (group.tail, group.cursor) = (best, end);
+        }
+        if least > size / 10 * 9 {
+            self.new_run_in_the_middle(size, id);
+        }
+    }
+
+    /// Starts a new run of mapped memory in the middle of the largest gap, if that is large enough, so that
+    /// there is room behind this run and the one before it.
+    fn new_run_in_the_middle(&mut self, size: u64, id: GroupId) {
+        let group = &mut self.groups[id as usize];
+        let wanted = 4 * size.next_multiple_of(self.granularity) + (2 << 30);
+        if let Some((start, length)) = group.space.largest_gap().filter(|it| it.1 >= wanted) {
+            group.cursor = start + (length / 2).next_multiple_of(self.granularity);
+            group.tail = NONE;
         }
     }
 
