@@ -45,7 +45,8 @@ step() {
 step format cargo fmt --all --check
 step lint cargo clippy --locked --workspace --all-targets -- -D warnings
 step documentation env RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps
-step tests cargo test --locked --workspace --no-fail-fast
+# Most of them wait for programs that they run.
+step tests env RUST_TEST_THREADS=$((2 * $(nproc))) cargo test --locked --workspace --no-fail-fast
 step quickstart scripts/quickstart.sh --sim
 step PyTorch python3 tests/torch/run.py
 step "PyTorch, preloaded" python3 tests/torch/run.py --attach run
