@@ -200,8 +200,8 @@ class Watch:
             if self.warm.exists():
                 try:
                     self.looks.append(self.look())
-                except (OSError, ValueError):
-                    pass  # It has just ended, or the statistics are not there yet.
+                except (OSError, ValueError, LookupError):
+                    pass  # It has just ended, has not written yet, or wrote while a device was busy.
             time.sleep(self.EVERY)
 
     def look(self):
