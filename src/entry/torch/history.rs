@@ -127,7 +127,11 @@ pub fn freeing(device: &Device, address: u64, size: usize, stream: u64) {
 
 /// Where PyTorch is about to have memory given back to the driver, for [`emptied`].
 pub fn emptying() -> Context {
-    gather(Contexts::All)
+    // After a fork nothing is given back, and another thread may have held a lock that this takes.
+    match lifecycle::in_forked_child() {
+        true => None,
+        false => gather(Contexts::All),
+    }
 }
 
 /// PyTorch had memory given back to the driver.
