@@ -37,9 +37,17 @@ const CALM: u64 = 6;
 /// where moving keeps the ceiling, it goes on.
 const CUT_UP: u64 = 32;
 
+/// One of the chunks, each half again as large as `size` at most, that give so many bytes, whole granules.
+/// What is left over where no whole number of that size does makes them larger, or smaller, by the same: a
+/// chunk of its own would cost as much as any.
+fn even(bytes: u64, size: u64, granularity: u64) -> u64 {
+    let count = ((bytes + size / 2) / size).max(1);
+    (bytes / count).next_multiple_of(granularity)
+}
+
 impl<G: Gpu> Pool<G> {
     /// The size of a chunk to create now. A setting's is the largest; the pool's own is to the nearest
-    /// granule, as long as that is not twice the size.
+    /// granule, from two granules on.
     pub(super) fn chunk_size(&self, group: GroupId) -> u64 {
         let (reserved, share) = (
             self.groups[group as usize].reserved,
@@ -63,16 +71,14 @@ impl<G: Gpu> Pool<G> {
         size.max(self.whole(bytes / CHUNKS).min(MERGED))
     }
 
-    /// The next chunk of those that give so many bytes. What is left over where no whole number of chunks
-    /// does makes them larger, or smaller, by the same: a chunk of its own would cost as much as any. Not so
-    /// where a setting says how large they may be, or a limit makes waste dear.
+    /// The next chunk of those that give so many bytes, [`even`] but where a setting says how large they
+    /// may be, or a limit makes waste dear.
     fn next_chunk(&self, bytes: u64, size: u64) -> u64 {
         let bytes = bytes.next_multiple_of(self.granularity);
         if self.policy.chunk > 0 || self.gpu.is_limited() {
             return bytes.min(size);
         }
-        let count = ((bytes + size / 2) / size).max(1);
-        (bytes / count).next_multiple_of(self.granularity)
+        even(bytes, size, self.granularity)
     }
 
     /// Whole granules, one at least.
@@ -281,5 +287,35 @@ impl<G: Gpu> Pool<G> {
             missing = self.missing(size, slot);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::even;
+
+    #[test]
+    fn chunks_give_what_is_wanted_and_no_more() {
+        for size in (2..=64).step_by(2) {
+            for wanted in (2..=2000).step_by(2) {
+                let (mut left, mut count) = (wanted, 0);
+                while left > 0 {
+                    let chunk = even(left, size, 2);
+                    assert!(
+                        chunk > 0 && chunk % 2 == 0,
+                        "{chunk} of {wanted}, size {size}"
+                    );
+                    assert!(
+                        chunk <= left && 2 * chunk <= 3 * size,
+                        "{chunk} of {wanted}, size {size}"
+                    );
+                    (left, count) = (left - chunk, count + 1);
+                }
+                assert!(
+                    count <= wanted / size + 1,
+                    "{count} for {wanted}, size {size}"
+                );
+            }
+        }
     }
 }

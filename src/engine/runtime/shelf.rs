@@ -37,7 +37,8 @@ const MOST: u32 = 2 * OPENS;
 /// Blocks that a habit remembers.
 const RECENT: usize = 4;
 
-/// Whether a block of this size is for a shelf, whose stream got another, or this one, last.
+/// Whether a freed block of this size is one for its stream's shelf; `last` is the block that the stream
+/// was handed last.
 ///
 /// A large block only where it was the last to be handed out. Then the pool, had it got the block back,
 /// would hand the same one out again; any other would be lost to the holes beside it, which costs memory

@@ -153,8 +153,8 @@ fn register(object: &Object) -> Option<()> {
 }
 
 /// Called when memory has run out, with the device, the bytes asked for, the most that may be held
-/// there and the bytes that are free.
-type Observer = extern "C" fn(c_int, u64, u64, u64);
+/// there and the bytes that are free. Python, which it calls, may end the thread there.
+type Observer = extern "C-unwind" fn(c_int, u64, u64, u64);
 
 static OBSERVER: Mutex<Option<Observer>> = Mutex::new(None);
 
