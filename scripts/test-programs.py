@@ -13,7 +13,7 @@ here is named with what is missing, and counts as not run.
 
 With --long, each program repeats its loop so many times, with sizes that change from round to round, once
 bare and once preloaded: what they say has to be the same, and nothing that the preloaded process keeps may
-grow. A hundred rounds take most of them some seconds.
+grow. A thousand rounds take from some seconds to some minutes.
 
 With --soak, a load that changes from round to round and storms that take all memory run for so long
 each, bare (a quarter of it), strict and relaxed: nothing that the process keeps may grow.
