@@ -302,7 +302,7 @@ mod tests {
                 while left > 0 {
                     let chunk = even(left, size, 2);
                     assert!(
-                        chunk > 0 && chunk % 2 == 0,
+                        chunk > 0 && chunk.is_multiple_of(2),
                         "{chunk} of {wanted}, size {size}"
                     );
                     assert!(
