@@ -61,24 +61,28 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// The same for growth by so many bytes at once. Under a limit, which makes waste dear, that makes no
-    /// difference.
-    fn chunk_size_for(&self, bytes: u64, group: GroupId) -> u64 {
-        let size = self.chunk_size(group);
-        if self.policy.chunk > 0 || self.gpu.is_limited() {
-            return size;
-        }
-        size.max(self.whole(bytes / CHUNKS).min(MERGED))
+    /// Whether a chunk may be larger than [`Self::chunk_size`]: not where a setting says how large they may
+    /// be, or a limit makes waste dear.
+    fn may_be_larger(&self) -> bool {
+        self.policy.chunk == 0 && !self.gpu.is_limited()
     }
 
-    /// The next chunk of those that give so many bytes, [`even`] but where a setting says how large they
-    /// may be, or a limit makes waste dear.
+    /// The size of a chunk for growth by so many bytes at once.
+    fn chunk_size_for(&self, bytes: u64, group: GroupId) -> u64 {
+        let size = self.chunk_size(group);
+        match self.may_be_larger() {
+            true => size.max(self.whole(bytes / CHUNKS).min(MERGED)),
+            false => size,
+        }
+    }
+
+    /// The next chunk of those that give so many bytes, [`even`] where they may be.
     fn next_chunk(&self, bytes: u64, size: u64) -> u64 {
         let bytes = bytes.next_multiple_of(self.granularity);
-        if self.policy.chunk > 0 || self.gpu.is_limited() {
-            return bytes.min(size);
+        match self.may_be_larger() {
+            true => even(bytes, size, self.granularity),
+            false => bytes.min(size),
         }
-        even(bytes, size, self.granularity)
     }
 
     /// Whole granules, one at least.

@@ -18,6 +18,11 @@ static int compare(const void *a, const void *b) {
 
 typedef int pair(size_t size);
 
+struct way {
+    const char *name;
+    pair *run;
+};
+
 static int runtime_pair(size_t size) {
     void *address;
     int status = cudaMalloc(&address, size);
@@ -132,14 +137,11 @@ static double measure_threads(pair *run) {
 }
 
 int main(void) {
-    struct {
-        const char *name;
-        pair *run;
-    } ways[] = {{"cudaMalloc + cudaFree", runtime_pair},
-                {"cuMemAlloc + cuMemFree", driver_pair},
-                {"cudaMallocAsync + cudaFreeAsync", ordered_pair},
-                {"cudaMallocAsync + cudaFreeAsync on a stream of its own", own_pair},
-                {"cudaDeviceSynchronize", synchronize}};
+    struct way ways[] = {{"cudaMalloc + cudaFree", runtime_pair},
+                         {"cuMemAlloc + cuMemFree", driver_pair},
+                         {"cudaMallocAsync + cudaFreeAsync", ordered_pair},
+                         {"cudaMallocAsync + cudaFreeAsync on a stream of its own", own_pair},
+                         {"cudaDeviceSynchronize", synchronize}};
     static const size_t sizes[] = {512, 64 << 10, 8 << 20};
     double start = now();
     cudaFree(NULL);
@@ -151,15 +153,12 @@ int main(void) {
     printf("cuCtxSynchronize: %.0f ns\n", measure(wait_for_all, 0, 300));
     printf("cuStreamQuery of the default stream: %.0f ns\n", measure(ask, 0, 300));
     printf("cudaGetDevice twice: %.0f ns\n", measure(runtime_itself, 0, 300));
-    struct {
-        const char *name;
-        pair *run;
-    } threaded[] = {{"cudaMalloc + cudaFree, 65536 bytes", runtime_pair},
-                    {"cuMemAlloc + cuMemFree, 65536 bytes", driver_pair},
-                    {"cudaMallocAsync + cudaFreeAsync, 65536 bytes, a stream each", own_pair},
-                    {"cuMemAllocAsync + cuMemFreeAsync, 65536 bytes, a stream each", own_driver_pair},
-                    {"cuCtxSynchronize", wait_for_all},
-                    {"cudaGetDevice twice", runtime_itself}};
+    struct way threaded[] = {{"cudaMalloc + cudaFree, 65536 bytes", runtime_pair},
+                             {"cuMemAlloc + cuMemFree, 65536 bytes", driver_pair},
+                             {"cudaMallocAsync + cudaFreeAsync, 65536 bytes, a stream each", own_pair},
+                             {"cuMemAllocAsync + cuMemFreeAsync, 65536 bytes, a stream each", own_driver_pair},
+                             {"cuCtxSynchronize", wait_for_all},
+                             {"cudaGetDevice twice", runtime_itself}};
     for (size_t way = 0; way < sizeof threaded / sizeof *threaded; way++)
         printf("8 threads, %s: %.0f ns\n", threaded[way].name, measure_threads(threaded[way].run));
     return 0;
