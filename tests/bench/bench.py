@@ -222,7 +222,7 @@ def on_simulation(run, options, library):
 
 def on_gpu(run, options, library, flags):
     """Everything, in turns."""
-    repeats, count, passes = ("5", "20000", "3") if options.quick else ("9", "50000", "5")
+    repeats, count, passes = ("5", "20000", "5") if options.quick else ("9", "50000", "5")
     program, peer = run.scratch / "library", run.scratch / "pytorch.so"
     ours = build(run, "library.cpp", program, [])
     peers = []
