@@ -333,6 +333,8 @@ cases! {
     memory_in_order: "ordered" [], [HELD], Some(15), ["order", "apart", "numbers"];
     each_threads_default_stream: "per_thread" [], [HELD], Some(8), ["per thread"];
     memory_of_the_programs_own: "own" [], [], Some(1), ["handles", "own handles"];
+    memory_that_the_program_maps: "mapped" [], [], Some(1), ["kept asked", "kept released", "kept shared"];
+    memory_that_is_kept_mapped: "mapped" ["400"], [("STANDIN_MEMORY_MB", "512")], Some(1), ["kept back"];
     memory_pools: "pools" [], [], Some(5), ["pools", "pool attributes"];
     captures_while_memory_is_idle: "idle" [], [("CONCERTINA_CONF", "idle_release_ms:20")], Some(1), ["idle"];
     captures: "capture" [], [], Some(3), ["capture"];
@@ -627,6 +629,41 @@ fn any_call_may_fail() {
         }
     }
     assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
+}
+
+/// Memory that the program maps itself, as it takes it down, is left up for its next request, and goes back
+/// where nobody asks for it any more.
+#[test]
+fn memory_that_is_mapped_again_costs_the_driver_nothing() {
+    let case = Case::of("mapped");
+    let trial = Trial::new("mapped-again", &case);
+    let kept = trial.scratch.path().join("report");
+    let calls = |library: Option<&Path>, more: &[(&str, &str)], arguments: &[&str]| {
+        let mut variables = vec![("STANDIN_REPORT", kept.to_str().expect("text"))];
+        variables.extend(more);
+        trial.run_with(library, &variables, arguments);
+        report(&kept)
+    };
+    let of = |report: &[(String, u64)], name: &str| {
+        let found = report.iter().find(|(it, _)| it == name);
+        found.map_or(0, |(_, count)| *count)
+    };
+    let bare = calls(None, &[], &[]);
+    let broken = calls(
+        Some(breakable_library()),
+        &[("CONCERTINA_BREAK", "kept")],
+        &[],
+    );
+    let preloaded = calls(Some(library()), &[], &[]);
+    for function in ["cuMemCreate", "cuMemSetAccess", "cuMemUnmap"] {
+        let [bare, broken, preloaded] = [&bare, &broken, &preloaded].map(|it| of(it, function));
+        assert!(preloaded < 100, "{function}: {preloaded}");
+        assert!(bare > 500 && broken > 500, "{function}: {bare} {broken}");
+    }
+    for (conf, left) in [("", true), ("idle_release_ms:20", false)] {
+        let report = calls(Some(library()), &[("CONCERTINA_CONF", conf)], &["0"]);
+        assert_eq!(of(&report, "bytes") > 0, left, "{conf}: {report:?}");
+    }
 }
 
 /// Loads that change from round to round, and storms that take all memory: nothing adds up.

@@ -32,6 +32,7 @@ use super::gpu::{
     synchronize,
 };
 use super::history::{self, History};
+use super::kept;
 use super::lasting::Streams;
 use super::ledger::Ledger;
 use super::lock::{Apart, Guard, Lock};
@@ -39,7 +40,7 @@ use super::message;
 use super::settings::{Free, RoundUp, Settings};
 use super::shelf::{Habits, Owner, Shelf, Shelves};
 use super::together::Together;
-use crate::core::{BLOCK, GroupId, Live, Policy, Pool, Refusal, SHARED, StreamKey};
+use crate::core::{BLOCK, GroupId, Live, Policy, Pool, Refusal, SHARED, Shortage, StreamKey};
 use crate::driver::Functions;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -355,6 +356,10 @@ impl Device {
         // Other groups may hold free memory to give back.
         let unsupplied = matches!(&result, Err(it) if matches!(it.refusal, Refusal::Unsupplied(_)));
         if !unsupplied && result.is_err() && state.pool.trim_all(Some(key)) > 0 {
+            result = state.pool.allocate(rounded, requested, key, group);
+        }
+        let refused = |it: &Shortage| it.refusal == Refusal::OutOfMemory;
+        if result.as_ref().is_err_and(refused) && kept::give_back() {
             result = state.pool.allocate(rounded, requested, key, group);
         }
         if result.is_err() && group == SHARED {

@@ -6,7 +6,7 @@
 //! order of their registration, and the driver was started first.
 
 use super::registry::Allocator;
-use super::{helper, lifecycle, message};
+use super::{helper, kept, lifecycle, message};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
@@ -50,6 +50,13 @@ fn watch(allocator: &Allocator, patience: Duration) {
     let start = Instant::now();
     loop {
         sleep((patience / 4).max(Duration::from_millis(1)));
+        {
+            let ending = ENDING.lock();
+            if *ending {
+                return;
+            }
+            kept::tend();
+        }
         for device in allocator.open_devices() {
             // Held for a millisecond at a time: the end of the process does not wait for all of it.
             while {

@@ -10,6 +10,7 @@ mod graph;
 mod helper;
 pub mod history;
 mod idle;
+pub mod kept;
 mod lasting;
 mod ledger;
 pub mod lifecycle;
@@ -30,6 +31,7 @@ pub use device::{
     Device, Figures, NotRestored, OutOfMemory, PoolId, Route, Shared, Supplier, UnknownPointer,
     Usage,
 };
+pub use gpu::thread_number;
 pub use lasting::Lasting;
 pub use ledger::{Call, CallFigures};
 pub use registry::{

@@ -4,7 +4,7 @@
 use super::breaks::is_broken;
 use super::memory::INVALID_VALUE;
 use super::ordered::default_pool;
-use super::{Answer, real, sharing};
+use super::{Answer, mapped, real, sharing};
 use concertina_engine::runtime::sharing as shared;
 use concertina_engine::runtime::{Device, Found, allocator_in_use};
 use std::collections::HashMap;
@@ -60,6 +60,7 @@ pub fn block(address: u64) -> Option<(&'static Device, Found)> {
 
 /// `cuPointerGetAttribute`.
 pub fn one(value: *mut c_void, attribute: c_uint, address: u64) -> Answer {
+    mapped::ask(address);
     let ours = ours(attribute).filter(|_| !value.is_null() && !is_broken("attributes"))?;
     let (device, found) = block(address)?;
     let status = match ours {
@@ -80,6 +81,7 @@ pub fn several(
     values: *const *mut c_void,
     address: u64,
 ) -> Answer {
+    mapped::ask(address);
     let status = real::call!(cuPointerGetAttributes(count, attributes, values, address));
     if status != 0 || attributes.is_null() {
         return Some(status);
@@ -157,7 +159,7 @@ pub fn forget(address: u64) {
 }
 
 /// `cuMemRetainAllocationHandle`: to the program its block is no memory that it created and mapped.
-pub fn refuse_handle(_handle: *mut u64, address: u64) -> Answer {
+pub fn refuse_handle(address: u64) -> Answer {
     if is_broken("handles") {
         return None;
     }

@@ -100,8 +100,51 @@ macro_rules! interposed {
             cuPointerGetAttributes: "cuPointerGetAttributes", 7000, Either,
                 (count: c_uint, attributes: *const c_uint, values: *const *mut c_void, address: u64)
                 => attributes::several(count, attributes, values, address);
+            cuMemCreate: "cuMemCreate", 10020, Either,
+                (handle: *mut u64, size: usize, properties: *const Properties, flags: c_ulonglong)
+                => mapped::create(handle, size, properties, flags);
+            cuMemRelease: "cuMemRelease", 10020, Either,
+                (handle: u64) => mapped::release(handle);
+            cuMemAddressReserve: "cuMemAddressReserve", 10020, Either,
+                (address: *mut u64, size: usize, alignment: usize, wanted: u64, flags: c_ulonglong)
+                => mapped::reserve(address, size, alignment, wanted, flags);
+            cuMemAddressFree: "cuMemAddressFree", 10020, Either,
+                (address: u64, size: usize) => mapped::free_addresses(address, size);
+            cuMemMap: "cuMemMap", 10020, Either,
+                (address: u64, size: usize, offset: usize, handle: u64, flags: c_ulonglong)
+                => mapped::map(address, size, offset, handle, flags);
+            cuMemUnmap: "cuMemUnmap", 10020, Either,
+                (address: u64, size: usize) => mapped::unmap(address, size);
+            cuMemSetAccess: "cuMemSetAccess", 10020, Either,
+                (address: u64, size: usize, access: *const Access, count: usize)
+                => mapped::set_access(address, size, access, count);
             cuMemRetainAllocationHandle: "cuMemRetainAllocationHandle", 11000, Either,
-                (handle: *mut u64, address: u64) => attributes::refuse_handle(handle, address);
+                (handle: *mut u64, address: u64)
+                => attributes::refuse_handle(address).or_else(|| mapped::retain(handle, address));
+            cuMemExportToShareableHandle: "cuMemExportToShareableHandle", 10020, Either,
+                (to: *mut c_void, handle: u64, kind: c_uint, flags: c_ulonglong)
+                => mapped::expose(handle);
+            cuMemGetHandleForAddressRange: "cuMemGetHandleForAddressRange", 11070, Either,
+                (handle: *mut c_void, address: u64, size: usize, kind: c_uint, flags: c_ulonglong)
+                => mapped::expose_at(address, size);
+            cuMulticastBindMem: "cuMulticastBindMem", 12010, Either,
+                (group: u64, offset: usize, handle: u64, at: usize, size: usize, flags: c_ulonglong)
+                => mapped::expose(handle);
+            cuMulticastBindMem_v2: "cuMulticastBindMem", 13010, Either,
+                (group: u64, device: c_int, offset: usize, handle: u64, at: usize, size: usize,
+                    flags: c_ulonglong)
+                => mapped::expose(handle);
+            cuMulticastBindAddr: "cuMulticastBindAddr", 12010, Either,
+                (group: u64, offset: usize, address: u64, size: usize, flags: c_ulonglong)
+                => mapped::expose_at(address, size);
+            cuMulticastBindAddr_v2: "cuMulticastBindAddr", 13010, Either,
+                (group: u64, device: c_int, offset: usize, address: u64, size: usize,
+                    flags: c_ulonglong)
+                => mapped::expose_at(address, size);
+            cuMemMapArrayAsync: "cuMemMapArrayAsync", 11010, Legacy,
+                (list: *mut c_void, count: c_uint, stream: u64) => mapped::expose_all();
+            cuMemMapArrayAsync_ptsz: "cuMemMapArrayAsync", 11010, PerThread,
+                (list: *mut c_void, count: c_uint, stream: u64) => mapped::expose_all();
             cuIpcGetMemHandle: "cuIpcGetMemHandle", 4010, Either,
                 (handle: *mut c_void, address: u64) => sharing::get(handle, address);
             cuIpcOpenMemHandle: "cuIpcOpenMemHandle", 4010, Either,

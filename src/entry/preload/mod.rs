@@ -22,6 +22,7 @@ mod context;
 mod dlsym;
 pub(super) mod inside;
 mod list;
+mod mapped;
 mod memory;
 mod ordered;
 mod outside;
@@ -39,6 +40,7 @@ use concertina_engine::runtime::calls::{self, Function};
 use concertina_engine::runtime::lifecycle;
 use inside::Inside;
 use list::interposed;
+use mapped::{Access, Properties};
 use sharing::IpcHandle;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 

@@ -2,7 +2,7 @@
 //! not the chunks that they are cut from.
 
 use super::breaks::is_broken;
-use super::{Answer, attributes, context, real};
+use super::{Answer, attributes, context, mapped, real};
 use crate::entry::torch;
 
 /// The driver takes memory from a device in steps of this many bytes.
@@ -14,10 +14,14 @@ const STEP: u64 = 2 << 20;
 /// Where the pool is PyTorch's allocator, all it holds is taken: so it is with PyTorch's own, and
 /// programs add to what is free here what `torch.cuda.memory_reserved` tells them.
 pub fn memory_info(free: *mut usize, total: *mut usize) -> Answer {
+    let kept = mapped::bytes_kept();
     let status = real::call!(cuMemGetInfo_v2(free, total));
     if status != 0 || is_broken("info") {
         return Some(status);
     }
+    // SAFETY: the driver has written to both.
+    let (free, total) = unsafe { (&mut *free, &mut *total) };
+    *free += kept as usize;
     let device = match context::is_limited() {
         true => context::device(),
         false => context::known_device(),
@@ -26,8 +30,6 @@ pub fn memory_info(free: *mut usize, total: *mut usize) -> Answer {
         return Some(status);
     };
     let usage = device.usage();
-    // SAFETY: the driver has written to both.
-    let (free, total) = unsafe { (&mut *free, &mut *total) };
     let taken = match torch::is_attached() {
         true => usage.reserved,
         false => usage.live.next_multiple_of(STEP),
@@ -48,6 +50,7 @@ pub fn address_range(start: *mut u64, size: *mut usize, address: u64) -> Answer 
     if is_broken("range") {
         return None;
     }
+    mapped::ask(address);
     let (_, found) = attributes::block(address)?;
     // SAFETY: the program's places for the answers, each where it is not null.
     unsafe {

@@ -1,6 +1,7 @@
 //! The driver's real functions.
 
 use super::list::interposed;
+use super::mapped::{Access, Properties};
 use super::sharing::IpcHandle;
 use concertina_engine::driver::LIBRARY;
 use concertina_engine::driver::symbol::real_dlsym;

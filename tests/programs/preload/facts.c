@@ -1,6 +1,6 @@
 /* What CUDA does where its documentation leaves it open, and what its calls cost. For reading, on a
  * real GPU, bare. */
-#include "show.h"
+#include "map.h"
 #include <time.h>
 
 extern int cuStreamQuery(handle), cuStreamGetId(handle, uint64_t *), cuStreamGetCtx(handle, handle *);
@@ -12,28 +12,9 @@ extern int cuModuleLoadData(handle *, const void *), cuModuleGetFunction(handle 
 extern int cuLaunchKernel(handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                           handle, void **, void **);
 
-struct location {
-    int type, id;
-};
-struct properties {
-    int type, handles;
-    struct location location;
-    void *meta;
-    /* The second says that network cards are to reach the memory. */
-    unsigned char flags[8];
-};
-struct access {
-    struct location location;
-    int flags;
-};
 typedef struct {
     char bytes[64];
 } ipc_handle;
-extern int cuMemCreate(uint64_t *, size_t, const struct properties *, uint64_t), cuMemRelease(uint64_t);
-extern int cuMemAddressReserve(device_address *, size_t, size_t, device_address, uint64_t);
-extern int cuMemAddressFree(device_address, size_t);
-extern int cuMemMap(device_address, size_t, size_t, uint64_t, uint64_t), cuMemUnmap(device_address, size_t);
-extern int cuMemSetAccess(device_address, size_t, const struct access *, size_t);
 extern int cuMemExportToShareableHandle(void *, uint64_t, int, uint64_t);
 extern int cuMemImportFromShareableHandle(uint64_t *, void *, int);
 extern int cudaIpcGetMemHandle(ipc_handle *, void *), cudaIpcOpenMemHandle(void **, ipc_handle, unsigned);

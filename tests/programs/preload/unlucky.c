@@ -4,7 +4,7 @@
  *
  *     unlucky STATUS
  */
-#include "show.h"
+#include "map.h"
 
 enum { BLOCKS = 10, ROUNDS = 6, TRIES = 3 };
 
@@ -73,6 +73,28 @@ static void give_back(struct block *block) {
     block->address = NULL;
 }
 
+/* Memory that the program maps itself, and maps once more. */
+static void map(size_t size, unsigned char value) {
+    static const struct properties properties = {PINNED, 0, {ON_DEVICE, 0}, NULL, {0}};
+    static const struct access access = {{ON_DEVICE, 0}, READ_AND_WRITE};
+    device_address address;
+    uint64_t chunk;
+    MUST(cuMemCreate(&chunk, size, &properties, 0));
+    MUST(cuMemAddressReserve(&address, size, 0, 0, 0));
+    for (int turn = 0; turn < 2; turn++) {
+        MUST(cuMemMap(address, size, 0, chunk, 0));
+        MUST(cuMemSetAccess(address, size, &access, 1));
+        if (turn == 0) {
+            MUST(cuMemsetD8_v2(address, value, 1));
+            MUST(cuMemsetD8_v2(address + size - 1, value, 1));
+        }
+        check(&(struct block){(unsigned char *)address, size, value, 0});
+        MUST(cuMemUnmap(address, size));
+    }
+    MUST(cuMemRelease(chunk));
+    MUST(cuMemAddressFree(address, size));
+}
+
 int main(int count, char **arguments) {
     static const size_t sizes[] = {1, 3000, MIB, 5 * MIB, 12 * MIB, 20 * MIB};
     size_t before, after, total;
@@ -90,6 +112,7 @@ int main(int count, char **arguments) {
         struct block large = {0};
         take(&large, 40 * MIB, 0, round);
         give_back(&large);
+        map((round % 2 + 1) * 2 * MIB, round);
     }
     for (int i = 0; i < BLOCKS; i++)
         give_back(&blocks[i]);
