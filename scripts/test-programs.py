@@ -19,9 +19,12 @@ With --soak, a load that changes from round to round and storms that take all me
 each, bare (a quarter of it), strict and relaxed: nothing that the process keeps may grow.
 
 A program prints what it computed, which has to be the same in every run (numbers after a ~ to four
-digits), and how long its loop took, the median of 25. `whole` is the time from its start to its end,
-`in its calls` what of that, preloaded, it spent allocating and freeing, waits for the GPU included.
-Each ratio is preloaded over bare, the median of the pairs. Needs no Rust.
+digits), and how long its loop took, the median of 25 and the least. `whole` is the time from its start
+to its end, `in its calls` what of that, preloaded, it spent allocating and freeing, waits for the GPU
+included. Each ratio is preloaded over bare, the median of the pairs; `least` is the least loop of all
+preloaded runs over that of all bare ones, which what else runs on the machine disturbs the least. With
+--control each program runs bare once more in each round, and each ratio is followed by that of the two
+bare runs: what chance alone makes of it. Needs no Rust.
 """
 
 import argparse
@@ -262,8 +265,8 @@ class Run:
             out, self.errors = process.communicate()
         self.whole = time.perf_counter() - start
         lines = out.splitlines()
-        loops = [float(line.split()[1]) for line in lines if line.startswith("loop: ")]
-        self.loop = loops[0] if loops else None
+        loops = [line.split()[1:] for line in lines if line.startswith("loop: ")]
+        self.loop, self.least = map(float, loops[0]) if loops else (None, None)
         self.said = [line for line in lines if not line.startswith("loop: ")] + [status]
         self.ended = status == "exit status 0"
         self.pooled, self.inside = served(stats) if library else (0, 0)
@@ -304,41 +307,50 @@ def show(seconds):
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-def ratio(pairs):
-    return f"{statistics.median(after / before for before, after in pairs):.3f}" if pairs else "-"
+def ratio(pairs, chance):
+    """The median ratio of the pairs, and if there are any, of those where only chance makes a difference."""
+    both = [f"{statistics.median(b / a for a, b in it):.3f}" for it in (pairs, chance) if it]
+    return " (".join(both) + ")" * (len(both) > 1) or "-"
 
 
 def measure(name, command, variables, options, work):
     """Runs one program in turn, bare and preloaded. Returns its row, the median times of its loop, and
     what was wrong."""
-    pairs, wrong, first = [], [], None
+    rounds, wrong = [], []
     began = time.perf_counter()
     stats = work / "stats.json"
+    ways = ["bare", "preloaded", "again"] if options.control else ["bare", "preloaded"]
     # A program that does little but start needs many.
-    rounds = options.rounds * (5 if name.startswith("start") else 1)
-    while len(pairs) < rounds:
-        if len(pairs) >= 2 and time.perf_counter() - began > options.seconds:
+    wanted = options.rounds * (5 if name.startswith("start") else 1)
+    while len(rounds) < wanted and not wrong:
+        if len(rounds) >= 2 and time.perf_counter() - began > options.seconds:
             break
-        order = (None, options.library) if len(pairs) % 2 == 0 else (options.library, None)
-        runs = {it: Run(command, variables, it, stats, options.conf) for it in order}
-        bare, preloaded = runs[None], runs[options.library]
-        first = first or bare
-        pairs.append((bare, preloaded))
-        if not bare.ended:
-            wrong.append(f"bare: {bare.said}")
-        for which, run in (("bare", bare), ("preloaded", preloaded)):
-            if not agree(first.said, run.said):
-                wrong.append(f"{which} says {run.said}, and bare first said {first.said}")
-        if wrong:
-            wrong += [f"    {line}" for run in (preloaded, bare) for line in run.errors.splitlines()[-8:]]
-            break
-    loops = [(a.loop, b.loop) for a, b in pairs if a.loop and b.loop]
-    wholes = [(a.whole, b.whole) for a, b in pairs]
-    loop, whole = medians(loops), medians(wholes)
-    last = pairs[-1][1]
+        runs = {}
+        for way in ways if len(rounds) % 2 == 0 else reversed(ways):
+            library = options.library if way == "preloaded" else None
+            runs[way] = Run(command, variables, library, stats, options.conf)
+        rounds.append(runs)
+        first = rounds[0]["bare"]
+        for way, run in runs.items():
+            if not run.ended or not agree(first.said, run.said):
+                wrong.append(f"{way}: {run.said}; bare first: {first.said}")
+                wrong += [f"    {line}" for line in run.errors.splitlines()[-8:]]
+
+    def pairs(way, what):
+        both = [(getattr(it["bare"], what), getattr(it[way], what)) for it in rounds if way in it]
+        return [pair for pair in both if all(pair)]
+
+    loops, wholes = pairs("preloaded", "loop"), pairs("preloaded", "whole")
+    (bare, preloaded), whole = medians(loops), medians(wholes)
+    last = rounds[-1]["preloaded"]
     row = [f"`{name}`", "no" if wrong else "yes", str(last.pooled), show(last.inside)]
-    row += [*map(show, loop), ratio(loops), *map(show, whole), ratio(wholes), str(len(pairs))]
-    return "| " + " | ".join(row) + " |", loop, wrong
+    row += [show(bare), show(preloaded), ratio(loops, pairs("again", "loop"))]
+    leasts = {way: [it[way].least for it in rounds if way in it and it[way].least] for way in ways}
+    leasts = {way: min(of) for way, of in leasts.items() if of}
+    both = [(leasts["bare"], leasts[way]) for way in ways[1:] if len(leasts) == len(ways)]
+    row.append(ratio(both[:1], both[1:]))
+    row += [*map(show, whole), ratio(wholes, pairs("again", "whole")), str(len(rounds))]
+    return "| " + " | ".join(row) + " |", (bare, preloaded), wrong
 
 
 def medians(pairs):
@@ -377,9 +389,9 @@ def run_long(name, command, variables, options, work):
 
 
 HEAD = """\
-| program | same results | from the pool | in its calls | loop, bare | preloaded | ratio \
+| program | same results | from the pool | in its calls | loop, bare | preloaded | ratio | least \
 | whole, bare | preloaded | ratio | pairs |
-| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
 
 
 def find_library_of_ours(wanted):
@@ -401,6 +413,7 @@ def main():
     option("--library", help="libconcertina.so; without it the one under the target directory")
     option("--rounds", type=int, default=5, help="pairs of runs; five times as many of start (5)")
     option("--seconds", type=float, default=10, help="then no pair of a program after the second (10)")
+    option("--control", action="store_true", help="a second bare run in each round, to see what chance makes")
     option("--conf", default="", help="CONCERTINA_CONF when preloaded, such as free:relaxed")
     option("--long", type=int, metavar="ROUNDS", help="so many rounds of each program instead")
     option("--soak", type=int, metavar="SECONDS", help="a changing load and storms instead, so long each")
