@@ -8,7 +8,7 @@ they say the same, and prints their times side by side.
 
 The programs are those of tests/programs/real: loops in CUDA C, with the runtime linked in and as a
 library, work that fails, cuBLAS, cuDNN, CuPy, Numba, JAX, Triton and PyTorch. PROGRAMs choose some by
-the beginning of their names; `--list` names all. One whose compiler, library or Python module is not
+their names, or several by the beginning of those; `--list` names all. One whose compiler, library or Python module is not
 here is named with what is missing, and counts as not run.
 
 With --long, each program repeats its loop so many times, with sizes that change from round to round, once
@@ -394,6 +394,11 @@ HEAD = """\
 | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
 
 
+def means(text, name):
+    """Whether what the command line says chooses a program."""
+    return text == name if any(text == it for it, _, _ in PROGRAMS) else name.startswith(text)
+
+
 def find_library_of_ours(wanted):
     target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
     places = [target / kind / "libconcertina.so" for kind in ("release", "debug")]
@@ -427,7 +432,7 @@ def main():
     if options.long is not None and options.long < 8:
         parser.error("--long: 8 rounds or more are wanted")
     for text in options.programs:
-        if not any(name.startswith(text) for name, _, _ in PROGRAMS):
+        if not any(means(text, name) for name, _, _ in PROGRAMS):
             parser.error(f"no program begins with {text}; --list names all")
     options.library = find_library_of_ours(options.library)
     if options.soak is not None:
@@ -445,7 +450,7 @@ def main():
     with tempfile.TemporaryDirectory() as directory:
         work = pathlib.Path(directory)
         for name, what, variables in PROGRAMS:
-            if options.programs and not any(name.startswith(text) for text in options.programs):
+            if options.programs and not any(means(text, name) for text in options.programs):
                 continue
             try:
                 built = command(what, work)
