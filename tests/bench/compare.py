@@ -1,12 +1,15 @@
-"""Runs the jobs of `jobs.py` under several allocators, each in a process of its own, alternating,
-and prints a table: seconds, memory, and the losses side by side.
+"""Runs the jobs of `jobs.py` under several allocators, each in a process of its own, and prints a table:
+seconds, memory, and the losses side by side.
 
     python3 tests/bench/compare.py [--jobs a,b] [--allocators native,concertina] [--rounds N] [--steps N]
 
 Needs a GPU, PyTorch, transformers, torchvision and peft (for the jobs that use them), and
-`libconcertina.so` (see `scripts/concertina`). `native` runs twice a round where losses are compared,
-so that its own spread stands beside the difference. `limited` is concertina once more, under a limit of
-1.02 times what it had in use at most before.
+`libconcertina.so` (see `scripts/concertina`). All processes of a job are there at once and take turns, a
+step each: what else runs on the machine slows all of them alike. `by step` is the median of each step's
+time over that of the same step of the allocator named first. With --alone they run one after the other,
+for a GPU that does not hold all of them. An allocator may be named twice: how far its two processes are
+apart is chance. `limited` is concertina once more, under a limit of 1.02 times what it had in use at most
+before, and runs beside it.
 """
 
 import argparse
@@ -16,6 +19,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 JOBS = ["gpt2_varlen", "llama_lora_ckpt", "resnet_multiscale", "llama_serve", "prefetch_streams"]
@@ -23,16 +27,55 @@ JOBS = ["gpt2_varlen", "llama_lora_ckpt", "resnet_multiscale", "llama_serve", "p
 TIGHT = 1.02
 
 
-def run(job, allocator, steps, limit):
-    command = [sys.executable, str(HERE / "jobs.py"), job, "--allocator", allocator]
-    command += ["--steps", str(steps)] if steps else []
-    command += ["--limit", str(limit)] if limit else []
-    done = subprocess.run(command, capture_output=True, text=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        print(f"{job} under {allocator} failed ({done.returncode}): {done.stderr[-2000:]}", flush=True)
-        return None
-    return json.loads(lines[-1])
+class Process:
+    """One job under one allocator, which waits for its turns."""
+
+    def __init__(self, job, allocator, steps, limit):
+        self.name = f"{job} under {allocator}"
+        command = [sys.executable, str(HERE / "jobs.py"), job, "--turns"]
+        command += ["--allocator", allocator.replace("limited", "concertina")]
+        command += ["--steps", str(steps)] if steps else []
+        command += ["--limit", str(limit)] if limit else []
+        self.errors = tempfile.TemporaryFile("w+")
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
+        self.process = subprocess.Popen(command, text=True, **pipes)
+        self.result = None
+
+    def step(self):
+        """Has it take a step. False once it has ended."""
+        try:
+            print(file=self.process.stdin, flush=True)
+        except OSError:
+            pass  # It has ended; what it said last is there to be read.
+        for line in self.process.stdout:
+            if line.startswith("step "):
+                return True
+            if line.startswith("{"):
+                self.result = json.loads(line)
+        return False
+
+    def end(self):
+        """What it measured, or nothing where it failed."""
+        status = self.process.wait()
+        if status or self.result is None:
+            self.errors.seek(0)
+            print(f"{self.name} failed ({status}): {self.errors.read()[-2000:]}", flush=True)
+            return None
+        return self.result
+
+
+def run(job, allocators, steps, limits, alone):
+    """One result an allocator, in their order."""
+    results = []
+    for together in [[it] for it in allocators] if alone else [allocators]:
+        processes = [Process(job, it, steps, limits.get(it)) for it in together]
+        going = list(processes)
+        while going:
+            going = [it for it in going if it.step()]
+            # So that nobody always comes first, or after the same one.
+            going.reverse()
+        results += [it.end() for it in processes]
+    return results
 
 
 def spread(a, b):
@@ -40,48 +83,69 @@ def spread(a, b):
     return max(abs(x - y) / max(abs(x), 1e-12) for x, y in zip(a, b))
 
 
+def by_step(results, others):
+    """The median of the ratios of the same steps but the first."""
+    steps = [zip(a["step_ms"][1:], b["step_ms"][1:]) for a, b in zip(results, others)]
+    ratios = [mine / other for pairs in steps for mine, other in pairs]
+    return statistics.median(ratios) if ratios else math.nan
+
+
+def show(job, runs, alone):
+    """Prints the table of a job. What the device says to be used is told apart only where each was alone."""
+    print(f"\n{job}")
+    print(
+        f"{'allocator':22} {'step ms':>9} {'by step':>8} {'first s':>8} {'total s':>8} {'live MiB':>9} "
+        f"{'reserved':>9} {'ratio':>7} {'device':>8} {'loss differs':>13}  last loss"
+    )
+    base = next(iter(runs.values()))
+    for name, results in runs.items():
+        if not results:
+            continue
+
+        def median(key):
+            return statistics.median(result[key] for result in results)
+
+        others = runs["concertina once more"] if name == "limited" else base
+        live, held = median("peak_live_mib"), median("peak_reserved_mib")
+        differs = spread(base[0]["losses"], results[0]["losses"]) if base else math.nan
+        print(
+            f"{name:22} {median('step_ms_median'):9.2f} {by_step(results, others):8.3f} "
+            f"{median('first_s'):8.2f} {median('total_s'):8.2f} {live:9.0f} {held:9.0f} {held / live:7.4f} "
+            f"{median('device_used_mib') if alone else math.nan:8.0f} {differs:13.2e}  {results[0]['losses'][-1]!r}",
+            flush=True,
+        )
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--jobs", default=",".join(JOBS))
     p.add_argument("--allocators", default="native,expandable,async,concertina,limited")
-    p.add_argument("--rounds", type=int, default=2)
+    p.add_argument("--rounds", type=int, default=1)
+    p.add_argument("--alone", action="store_true", help="one process at a time")
     p.add_argument("--steps", type=int)
     p.add_argument("--limit", type=float, help="MiB that the allocator may hold")
     p.add_argument("--json", help="also write every run to this file")
     a = p.parse_args()
-    allocators = a.allocators.split(",")
+    names = a.allocators.split(",")
+    first = [it for it in names if it != "limited"]
     everything, failed = [], False
     for job in a.jobs.split(","):
-        runs = {name: [] for name in allocators}
+        columns = [f"{name} again" if name in first[:at] else name for at, name in enumerate(first)]
+        runs = {name: [] for name in columns}
+        limits = {name: a.limit for name in first}
         for _ in range(a.rounds):
-            for name in allocators:
-                limit = a.limit
-                if name == "limited":
-                    if not runs.get("concertina"):
-                        continue
-                    limit = math.ceil(TIGHT * runs["concertina"][0]["peak_live_mib"])
-                result = run(job, name.replace("limited", "concertina"), a.steps, limit)
+            for name, result in zip(columns, run(job, first, a.steps, limits, a.alone)):
+                runs[name] += [result] if result else []
                 failed |= result is None
-                if result:
-                    runs[name].append(result)
-                    everything.append(result)
-        print(f"\n{job}")
-        print(f"{'allocator':12} {'step ms':>9} {'first s':>8} {'total s':>8} {'live MiB':>9} "
-              f"{'reserved':>9} {'ratio':>7} {'device':>8} {'loss differs':>13}  last loss")
-        base = runs.get("native") or []
-        for name, results in runs.items():
-            if not results:
-                continue
-            def median(key):
-                return statistics.median(r[key] for r in results)
-            if name == "native":
-                differs = spread(base[0]["losses"], base[1]["losses"]) if len(base) > 1 else 0.0
-            else:
-                differs = spread(base[0]["losses"], results[0]["losses"]) if base else float("nan")
-            live, held = median("peak_live_mib"), median("peak_reserved_mib")
-            print(f"{name:12} {median('step_ms_median'):9.2f} {median('first_s'):8.2f} "
-                  f"{median('total_s'):8.2f} {live:9.0f} {held:9.0f} {held / live:7.4f} "
-                  f"{median('device_used_mib'):8.0f} {differs:13.2e}  {results[0]['losses'][-1]!r}", flush=True)
+            if "limited" in names and runs.get("concertina"):
+                live = runs["concertina"][0]["peak_live_mib"]
+                limits["limited"] = math.ceil(TIGHT * live)
+                pair = run(job, ["concertina", "limited"], a.steps, limits, a.alone)
+                for name, result in zip(("concertina once more", "limited"), pair):
+                    runs.setdefault(name, []).extend([result] if result else [])
+                    failed |= result is None
+        show(job, runs, a.alone)
+        everything += [result for results in runs.values() for result in results]
     if a.json:
         pathlib.Path(a.json).write_text(json.dumps(everything, indent=1))
     sys.exit(1 if failed else 0)

@@ -147,6 +147,9 @@ def main():
     p.add_argument("--allocator", choices=ALLOCATORS, default="native")
     p.add_argument("--steps", type=int)
     p.add_argument("--limit", type=float, help="MiB that the allocator may hold")
+    p.add_argument(
+        "--turns", action="store_true", help="wait for a line of input before each step, print its time"
+    )
     a = p.parse_args()
     if a.limit:
         os.environ["CONCERTINA_CONF"] = f"limit:{int(a.limit)}MiB"
@@ -160,13 +163,19 @@ def main():
     job = {job.__name__: job for job in ALL}[a.job]
     torch.manual_seed(0)
     times, losses = [], []
-    t = time.perf_counter()
-    for loss in job(a.steps) if a.steps else job():
+    work = job(a.steps) if a.steps else job()
+    while True:
+        if a.turns:
+            sys.stdin.readline()
+        start = time.perf_counter()
+        loss = next(work, None)
+        if loss is None:
+            break
         losses.append(loss)
         torch.cuda.synchronize()
-        n = time.perf_counter()
-        times.append(n - t)
-        t = n
+        times.append(time.perf_counter() - start)
+        if a.turns:
+            print(f"step {times[-1]:.9f}", flush=True)
     stats = memory_stats(a.allocator)
     free, total = torch.cuda.mem_get_info()
     print(
@@ -178,6 +187,7 @@ def main():
                 "total_s": round(sum(times), 3),
                 "first_s": round(times[0], 3),
                 "step_ms_median": round(1e3 * statistics.median(times[1:]), 2),
+                "step_ms": [round(1e3 * it, 3) for it in times],
                 "losses": losses,
                 "peak_live_mib": stats["allocated_bytes.all.peak"] / 2**20,
                 "peak_reserved_mib": stats["reserved_bytes.all.peak"] / 2**20,
