@@ -19,12 +19,11 @@ With --soak, a load that changes from round to round and storms that take all me
 each, bare (a quarter of it), strict and relaxed: nothing that the process keeps may grow.
 
 A program prints what it computed, which has to be the same in every run (numbers after a ~ to four
-digits), and how long its loop took, the median of 25 and the least. `whole` is the time from its start
-to its end, `in its calls` what of that, preloaded, it spent allocating and freeing, waits for the GPU
-included. Each ratio is preloaded over bare, the median of the pairs; `least` is the least loop of all
-preloaded runs over that of all bare ones, which what else runs on the machine disturbs the least. With
---control each program runs bare once more in each round, and each ratio is followed by that of the two
-bare runs: what chance alone makes of it. Needs no Rust.
+digits), and times its loop. For that a bare process, a preloaded one and a second bare one are there at
+once and take turns, a loop each, so that what else runs on the machine slows all of them alike; then three
+others do, as no two processes are quite as fast. A ratio is the median of the groups' medians, preloaded
+over bare, and after it in brackets stands that of the two bare ones, which is chance. `whole` is the time of a run from its start to its end, of pairs of runs by themselves, and `in its
+calls` what of that, preloaded, was spent allocating and freeing, waits for the GPU included. Needs no Rust.
 """
 
 import argparse
@@ -47,6 +46,8 @@ SOURCES = ROOT / "tests" / "programs" / "real"
 SECONDS = 180
 LONG = 1800
 
+# Three of it are to fit on one device.
+JAX = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.2"}
 PLATFORM = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -73,7 +74,7 @@ PROGRAMS = [
     ("cupy-async", ["cupy_arrays.py", "async"], {}),
     ("cupy-off", ["cupy_arrays.py", "off"], {}),
     ("numba", ["numba_kernels.py"], {}),
-    ("jax", ["jax_training.py"], {}),
+    ("jax", ["jax_training.py"], JAX),
     ("jax-platform", ["jax_training.py"], PLATFORM),
     ("triton", ["triton_kernel.py"], {}),
     ("torch", ["torch_training.py"], {}),
@@ -168,7 +169,7 @@ def command(what, work):
 
 def clean_environment():
     """The environment without settings of ours and of PyTorch's allocator."""
-    others = ("LD_PRELOAD", "PYTORCH_ALLOC_CONF", *EXPANDABLE, *UNCACHED, *PLATFORM)
+    others = ("LD_PRELOAD", "PYTORCH_ALLOC_CONF", *EXPANDABLE, *UNCACHED, *JAX, *PLATFORM)
     return {
         name: value
         for name, value in os.environ.items()
@@ -233,27 +234,35 @@ class Watch:
         return wrong, kept
 
 
+def environment_of(command, variables, library, stats, conf):
+    """What a run of a program has in its environment; its statistics are to be new."""
+    environment = clean_environment() | variables
+    if command[0] != sys.executable:
+        # Python's packages find their own.
+        places = [environment.get("LD_LIBRARY_PATH"), *map(str, library_directories())]
+        environment["LD_LIBRARY_PATH"] = ":".join(filter(None, places))
+    stats.unlink(missing_ok=True)
+    if library:
+        environment["LD_PRELOAD"] = str(library)
+        environment |= {"CONCERTINA_STATS": str(stats), "CONCERTINA_CONF": conf}
+    return environment
+
+
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+
+
 class Run:
     """One run of a program; a long one of so many rounds, if any are named."""
 
     def __init__(self, command, variables, library, stats, conf, seconds=SECONDS, rounds=0):
-        environment = clean_environment() | variables
-        if command[0] != sys.executable:
-            # Python's packages find their own.
-            places = [environment.get("LD_LIBRARY_PATH"), *map(str, library_directories())]
-            environment["LD_LIBRARY_PATH"] = ":".join(filter(None, places))
-        stats.unlink(missing_ok=True)
-        if library:
-            environment["LD_PRELOAD"] = str(library)
-            environment |= {"CONCERTINA_STATS": str(stats), "CONCERTINA_CONF": conf}
+        environment = environment_of(command, variables, library, stats, conf)
         self.watch = None
         if rounds:
             warm = stats.with_name("warm")
             warm.unlink(missing_ok=True)
             environment |= {"PROGRAM_ROUNDS": str(rounds), "PROGRAM_WARM": str(warm)}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         start = time.perf_counter()
-        process = subprocess.Popen(command, env=environment, **pipes)
+        process = subprocess.Popen(command, env=environment, **PIPES)
         if rounds and library:
             self.watch = Watch(process, warm, stats)
         try:
@@ -264,12 +273,74 @@ class Run:
             process.kill()
             out, self.errors = process.communicate()
         self.whole = time.perf_counter() - start
-        lines = out.splitlines()
-        loops = [line.split()[1:] for line in lines if line.startswith("loop: ")]
-        self.loop, self.least = map(float, loops[0]) if loops else (None, None)
-        self.said = [line for line in lines if not line.startswith("loop: ")] + [status]
+        self.said = [line for line in out.splitlines() if not line.startswith("loop: ")] + [status]
         self.ended = status == "exit status 0"
         self.pooled, self.inside = served(stats) if library else (0, 0)
+
+
+class Player:
+    """A process of a program that runs its loop when it is told to."""
+
+    def __init__(self, command, variables, library, stats, conf):
+        environment = environment_of(command, variables, library, stats, conf)
+        # Python's own dice.
+        environment |= {"PROGRAM_TURNS": "1", "PYTHONHASHSEED": "0"}
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, **PIPES)
+        self.said, self.times = [], []
+        # A process that hangs ends all the same, and then says less than it should.
+        self.timer = threading.Timer(SECONDS, self.process.kill)
+        self.timer.start()
+
+    def is_ready(self):
+        """Waits until its loop is warm; false where it has none."""
+        return self.reads("turns")
+
+    def reads(self, beginning):
+        for line in self.process.stdout:
+            if line.startswith(beginning):
+                return line
+            self.said.append(line.rstrip("\n"))
+        return None
+
+    def play(self):
+        """Runs its loop once; false where it has ended."""
+        try:
+            print(file=self.process.stdin, flush=True)
+        except OSError:
+            pass  # Ended, as its output says.
+        line = self.reads("turn: ")
+        if line:
+            self.times.append(float(line.split()[1]))
+        return line is not None
+
+    def end(self):
+        out, self.errors = self.process.communicate()
+        self.timer.cancel()
+        self.said += [*out.splitlines(), f"exit status {self.process.returncode}"]
+
+
+def take_turns(command, variables, options, work):
+    """The times of a program's loop, preloaded, bare and bare once more, and what was wrong."""
+    ways = {"bare": None, "preloaded": options.library, "again": None}
+    players = {
+        way: Player(command, variables, library, work / f"{way}.json", options.conf)
+        for way, library in ways.items()
+    }
+    order = list(players.values())
+    began = time.perf_counter()
+    if all([player.is_ready() for player in order]):
+        while len(order[0].times) < options.turns and all([player.play() for player in order]):
+            # So that nobody always comes after the same one.
+            order.reverse()
+            if time.perf_counter() - began > SECONDS / 2:
+                break
+    wrong = []
+    for way, player in players.items():
+        player.end()
+        if not agree(players["bare"].said, player.said) or player.process.returncode != 0:
+            wrong.append(f"taking turns, {way}: {player.said}; bare: {players['bare'].said}")
+            wrong += [f"    {line}" for line in player.errors.splitlines()[-8:]]
+    return {way: player.times for way, player in players.items()}, wrong
 
 
 def served(stats):
@@ -307,50 +378,51 @@ def show(seconds):
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-def ratio(pairs, chance):
-    """The median ratio of the pairs, and if there are any, of those where only chance makes a difference."""
-    both = [f"{statistics.median(b / a for a, b in it):.3f}" for it in (pairs, chance) if it]
-    return " (".join(both) + ")" * (len(both) > 1) or "-"
+def ratio(pairs):
+    return f"{statistics.median(after / before for before, after in pairs):.3f}" if pairs else "-"
+
+
+def of_groups(groups, way):
+    """How many times as long the loop takes so as bare."""
+    ratios = [[b / a for a, b in zip(times["bare"], times[way])] for times in groups]
+    ratios = [statistics.median(of) for of in ratios if of]
+    return f"{statistics.median(ratios):.3f}" if ratios else "-"
 
 
 def measure(name, command, variables, options, work):
     """Runs one program in turn, bare and preloaded. Returns its row, the median times of its loop, and
     what was wrong."""
-    rounds, wrong = [], []
+    pairs, wrong, first = [], [], None
     began = time.perf_counter()
     stats = work / "stats.json"
-    ways = ["bare", "preloaded", "again"] if options.control else ["bare", "preloaded"]
     # A program that does little but start needs many.
-    wanted = options.rounds * (5 if name.startswith("start") else 1)
-    while len(rounds) < wanted and not wrong:
-        if len(rounds) >= 2 and time.perf_counter() - began > options.seconds:
+    rounds = options.rounds * (5 if name.startswith("start") else 1)
+    while len(pairs) < rounds and not wrong:
+        if len(pairs) >= 2 and time.perf_counter() - began > options.seconds:
             break
-        runs = {}
-        for way in ways if len(rounds) % 2 == 0 else reversed(ways):
-            library = options.library if way == "preloaded" else None
-            runs[way] = Run(command, variables, library, stats, options.conf)
-        rounds.append(runs)
-        first = rounds[0]["bare"]
-        for way, run in runs.items():
+        order = (None, options.library) if len(pairs) % 2 == 0 else (options.library, None)
+        runs = {it: Run(command, variables, it, stats, options.conf) for it in order}
+        bare, preloaded = runs[None], runs[options.library]
+        first = first or bare
+        pairs.append((bare, preloaded))
+        for which, run in (("bare", bare), ("preloaded", preloaded)):
             if not run.ended or not agree(first.said, run.said):
-                wrong.append(f"{way}: {run.said}; bare first: {first.said}")
+                wrong.append(f"{which}: {run.said}; bare first: {first.said}")
                 wrong += [f"    {line}" for line in run.errors.splitlines()[-8:]]
-
-    def pairs(way, what):
-        both = [(getattr(it["bare"], what), getattr(it[way], what)) for it in rounds if way in it]
-        return [pair for pair in both if all(pair)]
-
-    loops, wholes = pairs("preloaded", "loop"), pairs("preloaded", "whole")
-    (bare, preloaded), whole = medians(loops), medians(wholes)
-    last = rounds[-1]["preloaded"]
-    row = [f"`{name}`", "no" if wrong else "yes", str(last.pooled), show(last.inside)]
-    row += [show(bare), show(preloaded), ratio(loops, pairs("again", "loop"))]
-    leasts = {way: [it[way].least for it in rounds if way in it and it[way].least] for way in ways}
-    leasts = {way: min(of) for way, of in leasts.items() if of}
-    both = [(leasts["bare"], leasts[way]) for way in ways[1:] if len(leasts) == len(ways)]
-    row.append(ratio(both[:1], both[1:]))
-    row += [*map(show, whole), ratio(wholes, pairs("again", "whole")), str(len(rounds))]
-    return "| " + " | ".join(row) + " |", (bare, preloaded), wrong
+    groups = []
+    while len(groups) < options.groups and not wrong and not name.startswith(("start", "fault")):
+        times, wrong = take_turns(command, variables, options, work)
+        groups.append(times)
+    loops = [pair for times in groups for pair in zip(times["bare"], times["preloaded"])]
+    wholes = [(a.whole, b.whole) for a, b in pairs]
+    loop, whole = medians(loops), medians(wholes)
+    last = pairs[-1][1] if pairs else None
+    row = [f"`{name}`", "no" if wrong else "yes"]
+    row += [str(last.pooled), show(last.inside)] if last else ["-", "-"]
+    slower, chance = (of_groups(groups, way) for way in ("preloaded", "again"))
+    row += [*map(show, loop), f"{slower} ({chance})" if loops else "-", str(len(loops))]
+    row += [*map(show, whole), ratio(wholes), str(len(pairs))]
+    return "| " + " | ".join(row) + " |", loop, wrong
 
 
 def medians(pairs):
@@ -389,7 +461,7 @@ def run_long(name, command, variables, options, work):
 
 
 HEAD = """\
-| program | same results | from the pool | in its calls | loop, bare | preloaded | ratio | least \
+| program | same results | from the pool | in its calls | loop, bare | preloaded | ratio (chance) | turns \
 | whole, bare | preloaded | ratio | pairs |
 | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
 
@@ -416,9 +488,10 @@ def main():
     option = parser.add_argument
     option("programs", nargs="*", metavar="PROGRAM")
     option("--library", help="libconcertina.so; without it the one under the target directory")
-    option("--rounds", type=int, default=5, help="pairs of runs; five times as many of start (5)")
+    option("--rounds", type=int, default=5, help="pairs of whole runs; five times as many of start (5)")
     option("--seconds", type=float, default=10, help="then no pair of a program after the second (10)")
-    option("--control", action="store_true", help="a second bare run in each round, to see what chance makes")
+    option("--groups", type=int, default=3, help="groups of processes that take turns (3)")
+    option("--turns", type=int, default=40, help="how often each process of a group runs its loop (40)")
     option("--conf", default="", help="CONCERTINA_CONF when preloaded, such as free:relaxed")
     option("--long", type=int, metavar="ROUNDS", help="so many rounds of each program instead")
     option("--soak", type=int, metavar="SECONDS", help="a changing load and storms instead, so long each")
@@ -427,8 +500,10 @@ def main():
     if options.list:
         print("\n".join(name for name, _, _ in PROGRAMS))
         return 0
-    if options.rounds < 1:
-        parser.error("--rounds: 1 or more is wanted")
+    if min(options.rounds, options.groups) < 0 or options.rounds + options.groups == 0:
+        parser.error("--rounds and --groups: 0 or more are wanted, and one of them more than 0")
+    if options.turns < 1:
+        parser.error("--turns: 1 or more is wanted")
     if options.long is not None and options.long < 8:
         parser.error("--long: 8 rounds or more are wanted")
     for text in options.programs:

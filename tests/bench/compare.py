@@ -41,12 +41,15 @@ class Process:
         self.process = subprocess.Popen(command, text=True, **pipes)
         self.result = None
 
-    def step(self):
-        """Has it take a step. False once it has ended."""
+    def go(self):
+        """Has it take a step."""
         try:
             print(file=self.process.stdin, flush=True)
         except OSError:
             pass  # It has ended; what it said last is there to be read.
+
+    def took(self):
+        """Waits for its step. False once it has ended."""
         for line in self.process.stdout:
             if line.startswith("step "):
                 return True
@@ -69,9 +72,15 @@ def run(job, allocators, steps, limits, alone):
     results = []
     for together in [[it] for it in allocators] if alone else [allocators]:
         processes = [Process(job, it, steps, limits.get(it)) for it in together]
-        going = list(processes)
+        # The first step makes the model, which takes long and is not compared: all at once.
+        for process in processes:
+            process.go()
+        going = [it for it in processes if it.took()]
         while going:
-            going = [it for it in going if it.step()]
+            for process in list(going):
+                process.go()
+                if not process.took():
+                    going.remove(process)
             # So that nobody always comes first, or after the same one.
             going.reverse()
         results += [it.end() for it in processes]

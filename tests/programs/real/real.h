@@ -45,21 +45,39 @@ static inline void run_long(void (*loop)(void), long rounds) {
     }
 }
 
-/* Runs the loop once to warm up, and then for the median and the least of its times. Where PROGRAM_ROUNDS says how many
- * rounds, it is a long run. */
+static inline double time_once(void (*loop)(void)) {
+    double start = seconds();
+    loop();
+    return seconds() - start;
+}
+
+/* Runs the loop for each line of input, and prints the time. */
+static inline void take_turns(void (*loop)(void)) {
+    char line[8];
+    printf("turns\n");
+    fflush(stdout);
+    while (fgets(line, sizeof line, stdin)) {
+        printf("turn: %.9f\n", time_once(loop));
+        fflush(stdout);
+    }
+}
+
+/* Runs the loop once to warm up, and then for the median of its times. Where PROGRAM_ROUNDS says how many
+ * rounds, it is a long run; where there is PROGRAM_TURNS, somebody says when. */
 static inline void time_loop(void (*loop)(void)) {
     const char *rounds = getenv("PROGRAM_ROUNDS");
     if (rounds) {
         run_long(loop, atol(rounds));
         return;
     }
-    double times[REPEATS];
     loop();
-    for (int i = 0; i < REPEATS; i++) {
-        double start = seconds();
-        loop();
-        times[i] = seconds() - start;
+    if (getenv("PROGRAM_TURNS")) {
+        take_turns(loop);
+        return;
     }
+    double times[REPEATS];
+    for (int i = 0; i < REPEATS; i++)
+        times[i] = time_once(loop);
     qsort(times, REPEATS, sizeof *times, compare_times);
-    printf("loop: %.9f %.9f\n", times[REPEATS / 2], times[0]);
+    printf("loop: %.9f\n", times[REPEATS / 2]);
 }
