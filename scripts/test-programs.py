@@ -22,7 +22,8 @@ A program prints what it computed, which has to be the same in every run (number
 digits), and times its loop. For that a bare process, a preloaded one and a second bare one are there at
 once and take turns, a loop each, so that what else runs on the machine slows all of them alike; then three
 others do, as no two processes are quite as fast. A ratio is the median of the groups' medians, preloaded
-over bare, and after it in brackets stands that of the two bare ones, which is chance. `whole` is the time of a run from its start to its end, of pairs of runs by themselves, and `in its
+over bare, and after it in brackets stands that of the two bare ones, which is chance. What a program with
+the pool under it is to be as fast as, such as the same program with a pool of its own, takes turns, too. `whole` is the time of a run from its start to its end, of pairs of runs by themselves, and `in its
 calls` what of that, preloaded, was spent allocating and freeing, waits for the GPU included. Needs no Rust.
 """
 
@@ -91,13 +92,12 @@ MODULES = {
     "torch_training.py": ["torch"],
 }
 
-# What a program without a pool of its own is to be as fast as, once the pool is under it.
-BESIDE = [
-    ("cupy-off", "cupy-pool"),
-    ("cupy-off", "cupy-waits"),
-    ("jax-platform", "jax"),
-    ("torch-uncached", "torch"),
-]
+# What programs without a pool of their own are to be as fast as, once the pool is under them: these, bare.
+BESIDE = {
+    "cupy-off": ["cupy-pool", "cupy-waits"],
+    "jax-platform": ["jax"],
+    "torch-uncached": ["torch"],
+}
 
 
 class Missing(Exception):
@@ -319,12 +319,14 @@ class Player:
         self.said += [*out.splitlines(), f"exit status {self.process.returncode}"]
 
 
-def take_turns(command, variables, options, work):
-    """The times of a program's loop, preloaded, bare and bare once more, and what was wrong."""
-    ways = {"bare": None, "preloaded": options.library, "again": None}
+def take_turns(name, command_of, options, work):
+    """The times of a program's loop, preloaded, bare and bare once more, and of others beside it, by name,
+    and what was wrong."""
+    ways = {"bare": (name, None), "preloaded": (name, options.library), "again": (name, None)}
+    others = {other: (other, None) for other in BESIDE.get(name, [])}
     players = {
-        way: Player(command, variables, library, work / f"{way}.json", options.conf)
-        for way, library in ways.items()
+        way: Player(*command_of(program), library, work / f"{way}.json", options.conf)
+        for way, (program, library) in (ways | others).items()
     }
     order = list(players.values())
     began = time.perf_counter()
@@ -337,7 +339,8 @@ def take_turns(command, variables, options, work):
     wrong = []
     for way, player in players.items():
         player.end()
-        if not agree(players["bare"].said, player.said) or player.process.returncode != 0:
+        same = way in others or agree(players["bare"].said, player.said)
+        if not same or player.process.returncode != 0:
             wrong.append(f"taking turns, {way}: {player.said}; bare: {players['bare'].said}")
             wrong += [f"    {line}" for line in player.errors.splitlines()[-8:]]
     return {way: player.times for way, player in players.items()}, wrong
@@ -382,16 +385,17 @@ def ratio(pairs):
     return f"{statistics.median(after / before for before, after in pairs):.3f}" if pairs else "-"
 
 
-def of_groups(groups, way):
-    """How many times as long the loop takes so as bare."""
-    ratios = [[b / a for a, b in zip(times["bare"], times[way])] for times in groups]
+def of_groups(groups, way, base="bare"):
+    """How many times as long one loop takes as another."""
+    ratios = [[b / a for a, b in zip(times[base], times[way])] for times in groups]
     ratios = [statistics.median(of) for of in ratios if of]
     return f"{statistics.median(ratios):.3f}" if ratios else "-"
 
 
-def measure(name, command, variables, options, work):
-    """Runs one program in turn, bare and preloaded. Returns its row, the median times of its loop, and
-    what was wrong."""
+def measure(name, command_of, options, work):
+    """Runs one program in turn, bare and preloaded. Returns its row, lines on what it was beside, and what
+    was wrong. `command_of` finds the command and the variables of a program."""
+    command, variables = command_of(name)
     pairs, wrong, first = [], [], None
     began = time.perf_counter()
     stats = work / "stats.json"
@@ -411,7 +415,7 @@ def measure(name, command, variables, options, work):
                 wrong += [f"    {line}" for line in run.errors.splitlines()[-8:]]
     groups = []
     while len(groups) < options.groups and not wrong and not name.startswith(("start", "fault")):
-        times, wrong = take_turns(command, variables, options, work)
+        times, wrong = take_turns(name, command_of, options, work)
         groups.append(times)
     loops = [pair for times in groups for pair in zip(times["bare"], times["preloaded"])]
     wholes = [(a.whole, b.whole) for a, b in pairs]
@@ -422,7 +426,11 @@ def measure(name, command, variables, options, work):
     slower, chance = (of_groups(groups, way) for way in ("preloaded", "again"))
     row += [*map(show, loop), f"{slower} ({chance})" if loops else "-", str(len(loops))]
     row += [*map(show, whole), ratio(wholes), str(len(pairs))]
-    return "| " + " | ".join(row) + " |", loop, wrong
+    beside = [
+        f"{name} preloaded takes {of_groups(groups, 'preloaded', other)} of {other} bare"
+        for other in (BESIDE.get(name, []) if loops else [])
+    ]
+    return "| " + " | ".join(row) + " |", beside, wrong
 
 
 def medians(pairs):
@@ -521,41 +529,40 @@ def main():
 
     if options.long is None:
         print(HEAD, flush=True)
-    times, failed, missing = {}, [], []
+    passed, failed, missing, beside = [], [], [], []
     with tempfile.TemporaryDirectory() as directory:
         work = pathlib.Path(directory)
-        for name, what, variables in PROGRAMS:
+
+        def command_of(name):
+            what, variables = next((what, variables) for it, what, variables in PROGRAMS if it == name)
+            return command(what, work), variables
+
+        for name, _, _ in PROGRAMS:
             if options.programs and not any(means(text, name) for text in options.programs):
                 continue
+            if options.long is not None and name.startswith(("start", "fault")):
+                continue  # They have no loop.
             try:
-                built = command(what, work)
                 if options.long is None:
-                    row, times[name], wrong = measure(name, built, variables, options, work)
-                elif name.startswith(("start", "fault")):
-                    continue  # They have no loop.
+                    row, lines, wrong = measure(name, command_of, options, work)
+                    beside += lines
                 else:
-                    row, wrong = run_long(name, built, variables, options, work)
-                    times[name] = (None, None)
+                    row, wrong = run_long(name, *command_of(name), options, work)
             except Missing as why:
                 missing.append(name)
                 print(f"not run: {name}: {why}", file=sys.stderr, flush=True)
                 continue
             print(row, flush=True)
+            (failed if wrong else passed).append(name)
             if wrong:
                 # At once: whoever ends this early shall know, too.
-                failed.append(name)
                 print(f"FAILED {name}", *(f"    {line}" for line in wrong), sep="\n", file=sys.stderr, flush=True)
-    print()
-    for plain, pooled in BESIDE:
-        after, before = times.get(plain, (None, None))[1], times.get(pooled, (None, None))[0]
-        if after and before:
-            print(f"{plain} preloaded takes {after / before:.3f} of {pooled} bare")
-    passed = len(times) - len(failed)
-    print(f"on the GPU: {passed} passed, {len(failed)} failed, {len(missing)} not run")
+    print("", *beside, sep="\n")
+    print(f"on the GPU: {len(passed)} passed, {len(failed)} failed, {len(missing)} not run")
     for what, names in (("FAILED", failed), ("not run", missing)):
         if names:
             print(f"{what}: {', '.join(names)}")
-    return 0 if times and not failed else 1
+    return 0 if passed and not failed else 1
 
 
 if __name__ == "__main__":

@@ -1,35 +1,8 @@
-"""JAX: a small network in training, compiled, and some arithmetic that is not.
+"""JAX: a small network in training, compiled, and some arithmetic that is not."""
 
-With newer releases of JAX the allocator `platform` takes each piece of memory by cuMemCreate, unless
-XLA is told otherwise; here it is, so that it is cuMemAlloc and cuMemFree, as before.
-"""
-
-import importlib.util
-import mmap
-import os
-import pathlib
-
+import jax
+import jax.numpy as jnp
 from loop import timed
-
-WITHOUT_MAPPING = "xla_gpu_experimental_vmm_disabled"
-
-
-def knows(flag):
-    """Whether XLA has a flag: one that it does not know ends the process."""
-    spec = importlib.util.find_spec("jax_plugins")
-    for place in spec.submodule_search_locations if spec else []:
-        for plugin in pathlib.Path(place).glob("xla_cuda*/xla_cuda_plugin.so"):
-            with open(plugin, "rb") as file:
-                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-                    return text.find(flag.encode()) >= 0
-    return False
-
-
-if os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR") == "platform" and knows(WITHOUT_MAPPING):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{WITHOUT_MAPPING}=true"
-
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
 
 jax.config.update("jax_default_matmul_precision", "highest")
 SIZES = [256, 512, 512, 64]
