@@ -100,6 +100,7 @@ def note_pairs(run, allocator, lines):
             "mixed": lambda: f"{line['live']:,} live",
             "scale": lambda: f"{line['live']:,} live",
             "threads": lambda: some(line["threads"], "thread") + " on " + some(line["streams"], "stream"),
+            "floor": lambda: line["what"],
         }[bench]()
         run.add(bench, case, allocator, "ns", line["ns"])
 
@@ -344,6 +345,8 @@ def text(figures):
             f"a pair through PyTorch's wrapper, {case}: {ours:.1f} ns; "
             f"around an allocator that does nothing: {floor:.1f} ns"
         )
+    for case in figures.cases("floor"):
+        lines.append(f"beside: {case}: {figures.get('floor', case, OURS, 'ns'):.1f} ns")
     for case in figures.cases("bandwidth"):
         ours = figures.get("bandwidth", case, OURS, "gb_per_s")
         plain = figures.get("bandwidth", case, OURS, "plain_gb_per_s")
@@ -365,7 +368,7 @@ def markdown(summary):
         lines.append([what, *cells])
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     notes = text(figures).splitlines()
-    notes = [f"- {line}\n" for line in notes if line.startswith(("a pair through", "a copy"))]
+    notes = [f"- {line}\n" for line in notes if line.startswith(("a pair through", "beside: ", "a copy"))]
     where = f"{about['gpu']}, driver {about['driver']}, {about['processor']}"
     measured = f"PyTorch {about['pytorch']}, {about['date']}"
     return f"\n{table}\n{''.join(notes)}\nMeasured on one {where}, {measured}.\n"

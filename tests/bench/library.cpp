@@ -8,6 +8,10 @@
  */
 #include "measure.h"
 
+#include <sys/mman.h>
+
+#include <new>
+
 #include "../../include/concertina.h"
 
 using namespace measure;
@@ -108,6 +112,69 @@ static void bandwidth(Concertina &a, const Driver &driver, size_t bytes) {
     driver.call("cuMemFree_v2", plain);
 }
 
+/* Memory of so many objects, zeroed, in huge pages where the system has them. */
+template <class T> static T *huge(size_t count) {
+    size_t page = 2u << 20, bytes = (count * sizeof(T) + page - 1) / page * page;
+    void *memory = aligned_alloc(page, bytes);
+    if (!memory) throw std::bad_alloc();
+    madvise(memory, bytes, MADV_HUGEPAGE);
+    return static_cast<T *>(memset(memory, 0, bytes));
+}
+
+/* What no allocator that works like this one can do without: for a pair on a created stream, to ask the driver
+ * whether it is still the same stream; for any free, to find the block by its address. The second is a hash
+ * table and what it points to, a cache line a block, in a loop that does nothing else. */
+static void floors(const Driver *driver, Effort effort) {
+    auto measure = [&](const std::string &what, auto work) {
+        std::vector<double> times;
+        for (int repeat = -1; repeat < effort.repeats; repeat++) {
+            double start = now();
+            for (long i = 0; i < effort.pairs; i++) work();
+            if (repeat >= 0) times.push_back((now() - start) / effort.pairs);
+        }
+        printf("{\"bench\":\"floor\",\"what\":\"%s\",\"ns\":%.1f}\n", what.c_str(), median(times));
+        fflush(stdout);
+    };
+    if (driver) {
+        using Captured = int (*)(Stream, int *);
+        using Number = int (*)(Stream, unsigned long long *);
+        auto captured = reinterpret_cast<Captured>(dlsym(driver->library, "cuStreamIsCapturing"));
+        auto number = reinterpret_cast<Number>(dlsym(driver->library, "cuStreamGetId"));
+        Stream stream = driver->stream();
+        measure("asking the driver which stream a created one is", [&] {
+            int status;
+            unsigned long long id;
+            captured(stream, &status);
+            number(stream, &id);
+        });
+    }
+    struct alignas(64) Node {
+        uint64_t more[8];
+    };
+    for (size_t live : {100, 10000, 1000000}) {
+        size_t places = 1;
+        while (places < 4 * live) places *= 2;
+        auto place_of = [&](uint64_t address) {
+            return (address / 512 * 0x9E3779B97F4A7C15ull >> 32) & (places - 1);
+        };
+        auto address_of = [](uint64_t block) { return block * 8192; };
+        Node *nodes = huge<Node>(live);
+        uint32_t *table = huge<uint32_t>(places);
+        Xorshift random;
+        // Blocks lie in the array in no order.
+        for (size_t i = 0; i < live; i++) table[place_of(address_of(i))] = uint32_t(random.next() % live);
+        uint64_t sum = 0;
+        measure("finding one of " + std::to_string(live) + " blocks by its address", [&] {
+            // Which one is next depends on the last, so that they do not overlap.
+            uint64_t block = (random.next() + (sum & 1)) % live;
+            sum += nodes[table[place_of(address_of(block))]].more[0] + 2;
+        });
+        if (sum & 1) printf("\n");
+        free(nodes);
+        free(table);
+    }
+}
+
 int main(int count, char **arguments) try {
     auto argument = [&](int at) -> const char * {
         if (at >= count) throw std::runtime_error("an argument is missing");
@@ -117,12 +184,16 @@ int main(int count, char **arguments) try {
     std::string what = argument(2);
     bool sim = count > 5 && !strcmp(arguments[5], "sim");
     if (what == "pairs" && sim) {
-        all_pairs(a, nullptr, {atoi(argument(3)), atol(argument(4))});
+        Effort effort{atoi(argument(3)), atol(argument(4))};
+        all_pairs(a, nullptr, effort);
+        floors(nullptr, effort);
         return 0;
     }
     Driver driver;
     if (what == "pairs") {
-        all_pairs(a, &driver, {atoi(argument(3)), atol(argument(4))});
+        Effort effort{atoi(argument(3)), atol(argument(4))};
+        all_pairs(a, &driver, effort);
+        floors(&driver, effort);
     } else if (what == "trace") {
         a.give(a.take(512, nullptr), 512, nullptr);
         a.empty_cache();
