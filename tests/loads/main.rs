@@ -144,3 +144,45 @@ fn a_large_block_that_comes_back_larger_has_room_for_it() {
         after - before
     );
 }
+
+/// Five gigabytes, then so much more that several chunks are needed for it. Answers how many it took.
+fn chunks_for_more(prepare: impl FnOnce(&mut Script)) -> u64 {
+    const BLOCK: u64 = 32 * CHUNK;
+    let mut script = Script::default();
+    prepare(&mut script);
+    let blocks: Vec<_> = (0..80).map(|_| script.take(BLOCK, 0)).collect();
+    let before = script.events.len();
+    let more = script.take(BLOCK, 0);
+    script.give_all(blocks.into_iter().chain([more]));
+
+    let mut replay = Replay::new(&script, 0);
+    let mut created = Vec::new();
+    replay.watched_pass(&script, |replay, count| {
+        if count == before || count == before + 1 {
+            created.push(replay.machine.calls("cuMemCreate"));
+        }
+    });
+    created[1] - created[0]
+}
+
+/// Larger ones are not made while a program only takes memory, nor where parts of chunks lie free.
+#[test]
+fn chunks_are_larger_where_memory_is_whole() {
+    // The first of every two blocks is given back: halves of chunks lie free.
+    let cut_up = |script: &mut Script| {
+        let halves: Vec<_> = (0..64).map(|_| script.take(CHUNK / 2, 0)).collect();
+        script.give_all(halves.into_iter().step_by(2));
+    };
+    let give_much_back = |script: &mut Script| {
+        let much: Vec<_> = (0..44).map(|_| script.take(32 * CHUNK, 0)).collect();
+        script.give_all(much);
+    };
+    let loading = chunks_for_more(|_| ());
+    let whole = chunks_for_more(give_much_back);
+    let cut = chunks_for_more(|script| {
+        give_much_back(script);
+        cut_up(script);
+    });
+    println!("{loading} chunks, {whole} where memory is whole, {cut} where it is cut up");
+    assert!(whole < loading && cut == loading);
+}

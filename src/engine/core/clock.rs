@@ -26,6 +26,8 @@ pub struct Clock {
     /// Bytes freed since the last mark, [`ASKED`] if the next allocation is to mark and poll, and
     /// [`WAITED`] if blocks may wait.
     pub unmarked: u64,
+    /// Bytes freed before those.
+    before: u64,
     /// Events on their way, in order, and what each of them covers.
     marks: VecDeque<(Event, u64)>,
 }
@@ -37,6 +39,7 @@ impl Clock {
             passed: 0,
             released: 0,
             unmarked: 0,
+            before: 0,
             marks: VecDeque::new(),
         }
     }
@@ -69,7 +72,18 @@ impl Clock {
 
     /// Nobody waits for what was freed: it is looked at again when as much more is.
     pub fn skip(&mut self) {
-        self.unmarked = 0;
+        self.count_on_from(0);
+    }
+
+    /// Bytes freed so far.
+    pub fn freed(&self) -> u64 {
+        self.before + (self.unmarked & (ASKED - 1))
+    }
+
+    /// What is unmarked is counted anew, and of the requests those in `kept` stay.
+    fn count_on_from(&mut self, kept: u64) {
+        self.before = self.freed();
+        self.unmarked &= kept;
     }
 
     /// Whether blocks wait, for which every allocation is told.
@@ -86,7 +100,7 @@ impl Clock {
             && let Some(event) = gpu.record()
         {
             self.marks.push_back((event, self.now));
-            self.unmarked &= WAITED;
+            self.count_on_from(WAITED);
         }
     }
 
@@ -127,9 +141,28 @@ impl Clock {
     /// All work on the device is known to be done.
     pub fn settle(&mut self, gpu: &mut impl Gpu) {
         self.passed = self.now;
-        self.unmarked = 0;
+        self.count_on_from(0);
         self.marks
             .drain(..)
             .for_each(|(event, _)| gpu.forget(event));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_freed_is_counted_whatever_is_asked_for() {
+        let mut clock = Clock::new();
+        clock.tick(5);
+        clock.ask();
+        clock.set_waited(true);
+        assert_eq!(clock.freed(), 5);
+        clock.skip();
+        clock.tick(7);
+        clock.ask();
+        assert_eq!(clock.freed(), 12);
+        assert!(clock.asked() && clock.has_unmarked(6) && !clock.has_unmarked(7));
     }
 }

@@ -63,6 +63,17 @@ impl Slot {
         self.resting.as_ref().is_some_and(|bins| !bins.is_empty())
     }
 
+    /// Holes of at least `size` bytes, those at rest included.
+    pub fn all_holes<'a>(
+        &'a self,
+        blocks: &'a Blocks,
+        size: u64,
+    ) -> impl Iterator<Item = &'a Block> + 'a {
+        let bins = [Some(&self.bins), self.resting.as_deref()];
+        let holes = bins.into_iter().flatten();
+        holes.flat_map(move |bins| bins.ascending(blocks, size).map(|id| &blocks[id]))
+    }
+
     /// Whether any block or hole is the stream's, or will be.
     fn holds(&self) -> bool {
         self.live > 0 || !self.bins.is_empty() || self.rests()
