@@ -3,14 +3,9 @@
 use super::block::{BlockId, NONE, State};
 use super::chunk::{ChunkId, Stale};
 use super::gpu::{Gpu, Refusal};
-use super::group::{GroupId, SHARED};
+use super::group::SHARED;
 use super::journal::Happening;
 use super::pool::{Pool, join};
-
-/// Small chunks are made into larger ones where growth would make chunks of twice their size today, up
-/// to this. Beyond it there is little left to save, and memory is lost: generated loads of 30 GB that
-/// allocate at random (`tests/loads`) held 1.043 of what was live without this bound, 1.032 with it.
-pub(super) const MERGED: u64 = 8 << 20;
 
 /// How many old mappings stay up, for each chunk that is held and at the least. They cost addresses, of
 /// which eight times the device's memory is reserved at once, and taking one down costs two thirds of what
@@ -75,26 +70,12 @@ impl<G: Gpu> Pool<G> {
 
     /// Maps the chosen chunks behind the cursor. Nothing waits: the stream that may use their
     /// bytes orders its own work, and the old mappings stay up until that is done.
-    ///
-    /// Small chunks, from when less was held, go back instead as far as growth makes whole large ones
-    /// of their bytes: that costs about as much now, and less whenever these bytes move again. It brings
-    /// llama_lora_ckpt from 1,000 chunks moved in a repeated pass to 420, prefetch_streams from 160 to 80.
     pub(super) fn move_chosen(&mut self, slot: u16) -> Result<(), Refusal> {
         let id = self.slots.get(slot).group;
         let began = self.gpu.now();
-        let large = self.chunk_size(id).min(MERGED);
-        let mut merged = self.mergeable(id, large);
         let chosen = std::mem::take(&mut self.chosen);
         let mut result = Ok(());
         for (hole, chunk) in &chosen {
-            let size = self.groups[id as usize].chunks.get(*chunk).size;
-            if size <= merged
-                && self.is_mergeable(*hole, *chunk, id, large)
-                && self.give_back(*hole, *chunk, id)
-            {
-                merged -= size;
-                continue;
-            }
             result = self.move_chunk(*hole, *chunk, slot);
             if result.is_err() {
                 break;
@@ -108,30 +89,6 @@ impl<G: Gpu> Pool<G> {
         }
         self.chosen = chosen;
         result
-    }
-
-    /// Bytes of the chosen chunks to make large ones of: whole large ones only. None where a limit makes
-    /// waste dear: the smallest limit of gpt2_varlen would be 1.006 rather than 1.004.
-    fn mergeable(&mut self, id: GroupId, large: u64) -> u64 {
-        if self.chosen.is_empty() || id != SHARED || self.gpu.is_limited() {
-            return 0;
-        }
-        self.clock.mark(&mut self.gpu);
-        self.clock.poll(&mut self.gpu);
-        let chunks = &self.groups[id as usize].chunks;
-        let small = self
-            .chosen
-            .iter()
-            .filter(|(hole, chunk)| self.is_mergeable(*hole, *chunk, id, large));
-        small.map(|(_, chunk)| chunks.get(*chunk).size).sum::<u64>() / large * large
-    }
-
-    /// Whether a chunk that lies wholly in a hole is small by now, and nothing uses it or an old mapping of it.
-    fn is_mergeable(&self, hole: BlockId, chunk: ChunkId, id: GroupId, large: u64) -> bool {
-        let (group, hole) = (&self.groups[id as usize], &self.blocks[hole]);
-        let chunk = group.chunks.get(chunk);
-        let is_done = hole.slot == group.idle || hole.detail <= self.clock.passed;
-        chunk.size * 2 <= large && chunk.stale == 0 && is_done
     }
 
     fn move_chunk(&mut self, hole: BlockId, id: ChunkId, slot: u16) -> Result<(), Refusal> {
