@@ -40,7 +40,7 @@ pub struct Tuning {
     pub slack: u64,
     /// The share of what is held that growth makes one chunk of: costs are per chunk, waste is per
     /// chunk size, and about a thousandth keeps both in proportion. gpt2_varlen in `tests/traces` then
-    /// takes 0.15 s of driver calls to grow to 33 GB (H100) and holds 1.009 of what is live.
+    /// takes 0.14 s of driver calls to grow to 33 GB (H100) and holds 1.009 of what is live.
     pub share: u64,
     /// How much of the program's time moving chunks may take, in thousandths, before memory that is cut
     /// up too finely to be joined within `slack` grows instead, within bounds. At a tenth what is left of it
