@@ -23,8 +23,9 @@ digits), and times its loop. For that a bare process, a preloaded one and a seco
 once and take turns, a loop each, so that what else runs on the machine slows all of them alike; then three
 others do, as no two processes are quite as fast. A ratio is the median of the groups' medians, preloaded
 over bare, and after it in brackets stands that of the two bare ones, which is chance. What a program with
-the pool under it is to be as fast as, such as the same program with a pool of its own, takes turns, too. `whole` is the time of a run from its start to its end, of pairs of runs by themselves, and `in its
-calls` what of that, preloaded, was spent allocating and freeing, waits for the GPU included. Needs no Rust.
+the pool under it is to be as fast as, such as the same program with a pool of its own, takes turns, too.
+`whole` is the time of a run from its start to its end, of pairs of runs by themselves, and `in its calls`
+what of that, preloaded, was spent allocating and freeing, waits for the GPU included. Needs no Rust.
 """
 
 import argparse
@@ -32,6 +33,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import random
 import re
 import shutil
 import statistics
@@ -285,7 +287,10 @@ class Player:
         environment = environment_of(command, variables, library, stats, conf)
         # Python's own dice.
         environment |= {"PROGRAM_TURNS": "1", "PYTHONHASHSEED": "0"}
-        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, **PIPES)
+        # A pipe that nobody reads yet could fill.
+        self.written = tempfile.TemporaryFile("w+")
+        pipes = PIPES | {"stdin": subprocess.PIPE, "stderr": self.written}
+        self.process = subprocess.Popen(command, env=environment, **pipes)
         self.said, self.times = [], []
         # A process that hangs ends all the same, and then says less than it should.
         self.timer = threading.Timer(SECONDS, self.process.kill)
@@ -314,9 +319,18 @@ class Player:
         return line is not None
 
     def end(self):
-        out, self.errors = self.process.communicate()
+        out, _ = self.process.communicate()
         self.timer.cancel()
+        self.written.seek(0)
+        self.errors = self.written.read()
         self.said += [*out.splitlines(), f"exit status {self.process.returncode}"]
+
+
+def mix(order):
+    """Another order, in which nobody has two turns in a row, nor always comes after the same one."""
+    last = order[-1]
+    while order[0] is last:
+        random.shuffle(order)
 
 
 def take_turns(name, command_of, options, work):
@@ -332,8 +346,7 @@ def take_turns(name, command_of, options, work):
     began = time.perf_counter()
     if all([player.is_ready() for player in order]):
         while len(order[0].times) < options.turns and all([player.play() for player in order]):
-            # So that nobody always comes after the same one.
-            order.reverse()
+            mix(order)
             if time.perf_counter() - began > SECONDS / 2:
                 break
     wrong = []
@@ -421,7 +434,7 @@ def measure(name, command_of, options, work):
     wholes = [(a.whole, b.whole) for a, b in pairs]
     loop, whole = medians(loops), medians(wholes)
     last = pairs[-1][1] if pairs else None
-    row = [f"`{name}`", "no" if wrong else "yes"]
+    row = [f"`{name}`", "no" if wrong else "yes" if pairs or groups else "-"]
     row += [str(last.pooled), show(last.inside)] if last else ["-", "-"]
     slower, chance = (of_groups(groups, way) for way in ("preloaded", "again"))
     row += [*map(show, loop), f"{slower} ({chance})" if loops else "-", str(len(loops))]

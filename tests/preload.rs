@@ -335,6 +335,7 @@ cases! {
     memory_of_the_programs_own: "own" [], [], Some(1), ["handles", "own handles"];
     memory_that_the_program_maps: "mapped" [], [], Some(1), ["kept asked", "kept released", "kept shared"];
     memory_that_is_kept_mapped: "mapped" ["400"], [("STANDIN_MEMORY_MB", "512")], Some(1), ["kept back"];
+    memory_that_is_kept_mapped_beside_cudas_own: "mapped" ["400"], [("STANDIN_MEMORY_MB", "512"), ("CONCERTINA_CONF", "ipc:True")], None, ["kept back"];
     memory_pools: "pools" [], [], Some(5), ["pools", "pool attributes"];
     captures_while_memory_is_idle: "idle" [], [("CONCERTINA_CONF", "idle_release_ms:20")], Some(1), ["idle"];
     captures: "capture" [], [], Some(3), ["capture"];
@@ -655,14 +656,26 @@ fn memory_that_is_mapped_again_costs_the_driver_nothing() {
         &[],
     );
     let preloaded = calls(Some(library()), &[], &[]);
+    let stats = fs::read_to_string(trial.stats()).expect("statistics");
+    let stats: Value = serde_json::from_str(&stats).expect("JSON");
+    let served = stats["kept"]["served"].as_u64();
+    assert!(served.is_some_and(|served| served > 500), "{stats}");
     for function in ["cuMemCreate", "cuMemSetAccess", "cuMemUnmap"] {
         let [bare, broken, preloaded] = [&bare, &broken, &preloaded].map(|it| of(it, function));
         assert!(preloaded < 100, "{function}: {preloaded}");
         assert!(bare > 500 && broken > 500, "{function}: {bare} {broken}");
     }
-    for (conf, left) in [("", true), ("idle_release_ms:20", false)] {
-        let report = calls(Some(library()), &[("CONCERTINA_CONF", conf)], &["0"]);
-        assert_eq!(of(&report, "bytes") > 0, left, "{conf}: {report:?}");
+    for (conf, argument, left) in [
+        ("", "0", true),
+        ("idle_release_ms:20", "0", false),
+        ("", "asleep", false),
+    ] {
+        let report = calls(Some(library()), &[("CONCERTINA_CONF", conf)], &[argument]);
+        assert_eq!(
+            of(&report, "bytes") > 0,
+            left,
+            "{conf} {argument}: {report:?}"
+        );
     }
 }
 

@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 import pathlib
+import random
 import statistics
 import subprocess
 import sys
@@ -81,8 +82,10 @@ def run(job, allocators, steps, limits, alone):
                 process.go()
                 if not process.took():
                     going.remove(process)
-            # So that nobody always comes first, or after the same one.
-            going.reverse()
+            # So that nobody has two turns in a row, or always comes after the same one.
+            last = going[-1] if len(going) > 1 else None
+            while last and going[0] is last:
+                random.shuffle(going)
         results += [it.end() for it in processes]
     return results
 
@@ -90,6 +93,12 @@ def run(job, allocators, steps, limits, alone):
 def spread(a, b):
     """The largest difference of two series of losses, relative to the loss."""
     return max(abs(x - y) / max(abs(x), 1e-12) for x, y in zip(a, b))
+
+
+def numbered(names, at):
+    """A name, and which of its processes it is if it is not the first."""
+    before = names[:at].count(names[at])
+    return f"{names[at]} {before + 1}" if before else names[at]
 
 
 def by_step(results, others):
@@ -137,9 +146,11 @@ def main():
     a = p.parse_args()
     names = a.allocators.split(",")
     first = [it for it in names if it != "limited"]
+    if "limited" in names and "concertina" not in names:
+        p.error("limited runs beside concertina, which is to be named as well")
     everything, failed = [], False
     for job in a.jobs.split(","):
-        columns = [f"{name} again" if name in first[:at] else name for at, name in enumerate(first)]
+        columns = [numbered(first, at) for at in range(len(first))]
         runs = {name: [] for name in columns}
         limits = {name: a.limit for name in first}
         for _ in range(a.rounds):

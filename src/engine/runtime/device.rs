@@ -539,8 +539,10 @@ impl Device {
     }
 
     /// Gives every chunk that is wholly free back to the driver; waits for the device first where
-    /// free memory may still be in use. Memory of private pools that are in use is kept.
+    /// free memory may still be in use. Memory of private pools that are in use is kept. What the process
+    /// keeps beside its pools goes back, too.
     pub fn empty_cache(&self) {
+        kept::give_back();
         let mut state = self.settled();
         let waits = state.pool.tally().syncs;
         state.pool.trim_all(None);

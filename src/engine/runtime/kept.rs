@@ -1,9 +1,11 @@
 //! Memory that the process keeps beside the pools, for whoever has none: see `announce`.
 
+use serde_json::{Value, json};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What whoever keeps memory beside the pools can do with it. Both may be called under a device's lock,
-/// and give back what they can without waiting for the GPU.
+/// What whoever keeps memory beside the pools can do with it. Both may be called under a device's lock, take none,
+/// and do not wait for the GPU.
 #[derive(Clone, Copy)]
 pub struct Keeper {
     /// Gives all of it back to the driver. False where there was nothing.
@@ -17,6 +19,24 @@ static KEEPER: OnceLock<Keeper> = OnceLock::new();
 /// Somebody keeps memory from now on. Only the first one counts.
 pub fn announce(keeper: Keeper) {
     let _ = KEEPER.set(keeper);
+}
+
+static BYTES: AtomicU64 = AtomicU64::new(0);
+static SERVED: AtomicU64 = AtomicU64::new(0);
+
+/// So many bytes are kept now.
+pub fn note_bytes(bytes: u64) {
+    BYTES.store(bytes, Relaxed);
+}
+
+/// A request was met from what is kept.
+pub fn note_served() {
+    SERVED.fetch_add(1, Relaxed);
+}
+
+/// What of it stands in the statistics. Takes no lock.
+pub(super) fn json() -> Value {
+    json!({"bytes": BYTES.load(Relaxed), "served": SERVED.load(Relaxed)})
 }
 
 /// Has what is kept given back; false where there was nothing.

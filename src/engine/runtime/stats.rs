@@ -5,6 +5,7 @@
 
 use super::calls;
 use super::device::{Device, Figures};
+use super::kept;
 use super::registry::allocator_in_use;
 use super::settings::Driver;
 use crate::core::{Counters, Flow, Usage};
@@ -97,6 +98,7 @@ pub fn json(patience: Duration) -> String {
         "driver": driver,
         "calls": calls::json(),
         "callers": calls::callers_json(),
+        "kept": kept::json(),
         "devices": devices,
     })
     .to_string()

@@ -203,13 +203,16 @@ fn end(device: i32, end: impl FnOnce() -> u32) -> Answer {
     let pool = pool_of(device).filter(|_| !is_broken("reset"));
     let works = pool.is_some_and(|pool| pool.synchronize() == 0);
     pool.into_iter().for_each(sharing::close_all);
-    mapped::forget_all();
+    if works || pool.is_none() {
+        mapped::forget_all();
+    }
     if works {
         pool.into_iter().for_each(|pool| pool.start_over(false));
     }
     let status = end();
     if !works && status == 0 {
         pool.into_iter().for_each(|pool| pool.start_over(true));
+        mapped::forget_all();
     }
     if status == 0 {
         outside::forget(device);

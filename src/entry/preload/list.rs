@@ -118,6 +118,9 @@ macro_rules! interposed {
             cuMemSetAccess: "cuMemSetAccess", 10020, Either,
                 (address: u64, size: usize, access: *const Access, count: usize)
                 => mapped::set_access(address, size, access, count);
+            cuMemGetAccess: "cuMemGetAccess", 10020, Either,
+                (flags: *mut c_ulonglong, location: *const c_void, address: u64)
+                => mapped::ask_first(address);
             cuMemRetainAllocationHandle: "cuMemRetainAllocationHandle", 11000, Either,
                 (handle: *mut u64, address: u64)
                 => attributes::refuse_handle(address).or_else(|| mapped::retain(handle, address));
@@ -230,8 +233,13 @@ impl Hook {
     }
 
     /// Our function for what `cuGetProcAddress` is asked: the newest form that is not newer than
-    /// `version`.
-    pub fn for_version(base: &[u8], version: i32, per_thread: bool) -> Option<&'static Hook> {
+    /// `version`, of those whose symbol the driver has.
+    pub fn for_version(
+        base: &[u8],
+        version: i32,
+        per_thread: bool,
+        has: impl Fn(&'static str) -> bool,
+    ) -> Option<&'static Hook> {
         let wanted = if per_thread {
             DefaultStream::PerThread
         } else {
@@ -241,7 +249,7 @@ impl Hook {
             .iter()
             .filter(|hook| {
                 let stream = hook.stream == wanted || hook.stream == DefaultStream::Either;
-                stream && hook.base.as_bytes() == base && hook.since <= version
+                stream && hook.base.as_bytes() == base && hook.since <= version && has(hook.symbol)
             })
             .max_by_key(|hook| hook.since)
     }

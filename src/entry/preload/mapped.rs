@@ -3,25 +3,27 @@
 //!
 //! The driver takes some 100 µs to put such a piece up and to take it down again (H100). So a piece that is
 //! one handle, mapped whole at addresses reserved for it, is left up when the program takes it down, and the
-//! next request for the same gets it, handle, address, mapping and all. What a program may do with memory that
-//! it has unmapped is nothing: a kernel that still used it would have failed. So nobody waits here.
+//! next request for the same gets it, handle, address, mapping and all. The driver's own unmapping fails a
+//! kernel that still uses the memory (H100), and other drivers may wait for it; here the device is waited for,
+//! which it hardly ever has to be.
 //!
 //! The program takes a piece down in three calls: unmap, release, give the addresses back. Until the third it is
 //! not known whether it is to be kept: a program may release memory to have less of it, and map other memory at
-//! the addresses later. So whatever the thread does next instead takes the piece down in earnest, as does every
-//! question about it. All else that can be done with handles and addresses is the driver's, and a piece that it
-//! is done to, or whose memory others have been given, is none of ours any more.
+//! the addresses later. So a program has to be seen once to give addresses back right after the handle, before
+//! a release is put off, and where the thread goes on with another call to the driver's memory, or anybody asks
+//! about the piece, it is taken down in earnest. All else that can be done with handles and addresses is the
+//! driver's, and a piece that it is done to, or whose memory others have been given, is none of ours any more.
 
 use super::breaks::is_broken;
 use super::memory::{INVALID_VALUE, OUT_OF_MEMORY};
-use super::{Answer, capture, context, real};
+use super::{Answer, capture, context, inside, real};
 use concertina_engine::runtime::kept::{self, Keeper};
-use concertina_engine::runtime::{allocator_in_use, thread_number};
+use concertina_engine::runtime::{allocator_in_use, lifecycle, thread_number};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::slice;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 
 /// `CUmemAllocationProp` of `cuda.h`: type, handle types, the kind and number of the place, a pointer that is
 /// null but for Windows, flags.
@@ -55,14 +57,17 @@ pub struct Access {
 const PINNED: c_int = 1;
 const DEVICE: c_int = 1;
 
-/// Bytes kept at most, on all devices together, and pieces. What is larger than a quarter of this takes as long
-/// to be written once as to be put up.
+/// Bytes kept at most, on all devices together, and pieces.
 const MOST_BYTES: usize = 1 << 30;
 const MOST_PIECES: usize = 512;
-const LARGEST: usize = MOST_BYTES / 4;
 
-/// How often `tend` is called in the time that memory may lie idle; see [`Keeper`].
+/// Larger pieces are not kept: to write 256 MiB once takes as long as to put them up (H100, 3 TB/s).
+const LARGEST: usize = 256 << 20;
+
+/// How often `tend` is called in the time that memory may lie idle; see [`Keeper`]. At most so many pieces are
+/// taken down each time: some milliseconds.
 const LOOKS: u64 = 4;
+const AT_ONCE: usize = 32;
 
 /// What the driver was asked for: two pieces of the same kind are as good as each other.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -128,18 +133,24 @@ struct Pieces {
     /// Pieces that are not mapped to the program.
     hidden: usize,
     looks: u64,
+    /// The program gives addresses back right after the handle.
+    orderly: bool,
+    /// The thread that gave a handle back last, and where it was mapped.
+    last: Option<(u64, u64)>,
 }
 
 static PIECES: Mutex<Option<Pieces>> = Mutex::new(None);
 /// How many of them are not mapped to the program.
 static HIDDEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Works with all pieces. The driver is called meanwhile, and nothing else is waited for.
+/// Works with all pieces. The driver is called meanwhile, by functions that do not wait for the GPU (H100), and
+/// nothing else is waited for.
 fn with<T>(work: impl FnOnce(&mut Pieces) -> T) -> T {
     let mut pieces = PIECES.lock().unwrap_or_else(PoisonError::into_inner);
     let pieces = pieces.get_or_insert_default();
     let result = work(pieces);
     HIDDEN.store(pieces.hidden, Relaxed);
+    kept::note_bytes(pieces.bytes as u64);
     result
 }
 
@@ -154,9 +165,10 @@ impl Pieces {
     /// A kept piece of this kind, the one kept last; its handle. The calling thread is to reserve addresses for
     /// it next.
     fn take(&mut self, kind: Kind) -> Option<u64> {
-        let mut kept = self.kept.iter().rev();
+        let mut pieces = self.kept.iter().rev();
         let alike = |it: &&(u64, usize)| it.1 == kind.size && self.all[&it.0].kind == kind;
-        let (address, _) = *kept.find(alike)?;
+        let (address, _) = *pieces.find(alike)?;
+        kept::note_served();
         self.turn(address, Stage::Created(thread_number()));
         Some(self.all[&address].handle)
     }
@@ -173,10 +185,11 @@ impl Pieces {
     /// The piece that the calling thread has been given the handle of, and that addresses of this size and
     /// alignment are reserved for.
     fn recreated_here(&self, size: usize, alignment: usize) -> Option<u64> {
-        let thread = thread_number();
+        let (thread, alignment) = (thread_number(), alignment.max(1));
         let own = |address| self.all[&address].stage == Stage::Created(thread);
+        let aligned = |address| alignment.is_power_of_two() && address % alignment as u64 == 0;
         let mut of_size = self.recreated.iter().rev().filter(|it| it.1 == size);
-        let fits = |it: &&(u64, usize)| it.0.is_multiple_of(alignment.max(1) as u64) && own(it.0);
+        let fits = |it: &&(u64, usize)| aligned(it.0) && own(it.0);
         of_size.find(fits).map(|it| it.0)
     }
 
@@ -281,6 +294,7 @@ impl Pieces {
         }
         for (address, _) in self.released.clone() {
             if matches!(self.all[&address].stage, Stage::Released(by) if is_meant(by)) {
+                self.orderly = false;
                 self.dissolve(address);
             }
         }
@@ -309,8 +323,12 @@ impl Pieces {
 }
 
 /// See [`Keeper`].
-fn give_back() -> bool {
-    HIDDEN.load(Relaxed) > 0 && !is_broken("kept back") && with(Pieces::give_back)
+pub fn give_back() -> bool {
+    if HIDDEN.load(Relaxed) == 0 || is_broken("kept back") {
+        return false;
+    }
+    let _inside = inside::enter();
+    with(Pieces::give_back)
 }
 
 /// See [`Keeper`].
@@ -318,36 +336,47 @@ fn tend() {
     if HIDDEN.load(Relaxed) == 0 {
         return;
     }
+    let _inside = inside::enter();
     with(|pieces| {
         pieces.looks += 1;
         let looks = pieces.looks;
         pieces.settle_of(|_| true);
-        for (address, _) in pieces.kept.clone() {
-            let stage = pieces.all[&address].stage;
-            if matches!(stage, Stage::Kept(since) if looks - since >= LOOKS) {
-                pieces.dissolve(address);
-            }
-        }
+        let idle = |it: &(u64, usize)| matches!(pieces.all[&it.0].stage, Stage::Kept(since) if looks - since >= LOOKS);
+        let idle: Vec<_> = pieces
+            .kept
+            .iter()
+            .filter(|it| idle(it))
+            .take(AT_ONCE)
+            .copied()
+            .collect();
+        idle.into_iter().for_each(|it| pieces.dissolve(it.0));
     });
 }
 
-/// The device has no memory for the program: what is kept goes back to the driver, and so does what the pools
-/// keep for later. False where there was nothing.
+/// A device has no memory for the program: what is kept goes back to the driver, and so does what its pool
+/// keeps for later. False where there was nothing.
 #[cold]
-fn make_room() -> bool {
+fn make_room(place: Location) -> bool {
     let kept = give_back();
-    if capture::is_on() {
+    let device = allocator_in_use().and_then(|it| it.open_device(place.id));
+    let Some(device) = device.filter(|_| place.kind == DEVICE && !capture::is_on()) else {
         return kept;
+    };
+    let before = device.usage().reserved;
+    device.take_back_aside();
+    device.empty_cache();
+    kept || device.usage().reserved < before
+}
+
+/// What has to be there before anything is kept: a child that is forked has to know itself, and with the pool
+/// comes the thread that gives idle memory back, if that is wanted.
+fn prepare() {
+    static READY: AtomicBool = AtomicBool::new(false);
+    if !READY.load(Relaxed) {
+        lifecycle::begin();
+        kept::announce(Keeper { give_back, tend });
+        READY.store(context::device().is_some(), Relaxed);
     }
-    let mut more = false;
-    let allocator = allocator_in_use().into_iter();
-    for device in allocator.flat_map(|it| it.open_devices()) {
-        let before = device.usage().reserved;
-        device.take_back_aside();
-        device.empty_cache();
-        more |= device.usage().reserved < before;
-    }
-    kept || more
 }
 
 /// `cuMemCreate`.
@@ -362,18 +391,14 @@ pub fn create(
     }
     // SAFETY: the program's properties, which the driver would read now.
     let properties_now = unsafe { *properties };
+    let place = properties_now.location;
     let kind = Some(Kind {
         size,
         properties: properties_now,
     });
     let kind = kind.filter(|kind| flags == 0 && kind.is_plain());
     if kind.is_some() {
-        // With the pool comes the thread that gives idle memory back, if it is wanted.
-        static FIRST: Once = Once::new();
-        FIRST.call_once(|| {
-            context::device();
-            kept::announce(Keeper { give_back, tend });
-        });
+        prepare();
     }
     let make = || real::call!(cuMemCreate(handle, size, properties, flags));
     let mut status = with(|pieces| {
@@ -387,7 +412,7 @@ pub fn create(
             None => pieces.created(kind, handle, make()),
         }
     });
-    if status == OUT_OF_MEMORY && make_room() {
+    if status == OUT_OF_MEMORY && make_room(place) {
         status = with(|pieces| pieces.created(kind, handle, make()));
     }
     Some(status)
@@ -407,6 +432,9 @@ pub fn reserve(
     let anywhere = wanted == 0 && flags == 0 && size <= LARGEST;
     let status = with(|pieces| {
         pieces.settle();
+        if wanted != 0 {
+            pieces.dissolve_around(wanted, size);
+        }
         let again = pieces.recreated_here(size, alignment).filter(|_| anywhere);
         if let Some(again) = again {
             pieces.turn(again, Stage::Unmapped);
@@ -478,10 +506,11 @@ pub fn set_access(address: u64, size: usize, access: *const Access, count: usize
             return 0;
         }
         let status = set();
-        let others = |it: &Access| wanted.iter().all(|other| other.location != it.location);
-        piece.access.retain(others);
-        if status == 0 {
-            piece.access.extend(wanted);
+        for right in wanted {
+            piece.access.retain(|it| it.location != right.location);
+            if status == 0 {
+                piece.access.push(*right);
+            }
         }
         status
     });
@@ -490,9 +519,16 @@ pub fn set_access(address: u64, size: usize, access: *const Access, count: usize
 
 /// `cuMemUnmap`.
 pub fn unmap(address: u64, size: usize) -> Answer {
-    with(|pieces| {
+    let is_whole = |pieces: &mut Pieces| {
         pieces.settle();
-        if pieces.exactly(address, size, Stage::Mapped).is_some() {
+        pieces.exactly(address, size, Stage::Mapped).is_some()
+    };
+    // Waited for without the lock. What failed before is the driver's to say.
+    let idle = with(is_whole)
+        && !capture::is_on()
+        && context::known_device().is_some_and(|device| device.synchronize() == 0);
+    with(|pieces| {
+        if idle && pieces.exactly(address, size, Stage::Mapped).is_some() {
             pieces.turn(address, Stage::Unmapped);
             return Some(0);
         }
@@ -522,8 +558,15 @@ pub fn release(handle: u64) -> Answer {
                 None
             }
             Stage::Unmapped => {
-                pieces.turn(address, Stage::Released(thread_number()));
-                Some(0)
+                let thread = thread_number();
+                pieces.last = Some((thread, address));
+                if pieces.orderly {
+                    pieces.turn(address, Stage::Released(thread));
+                    return Some(0);
+                }
+                pieces.dissolve(address);
+                pieces.created.remove(&handle);
+                None
             }
             Stage::Created(_) => {
                 pieces.keep(address);
@@ -537,6 +580,7 @@ pub fn release(handle: u64) -> Answer {
 /// `cuMemAddressFree`.
 pub fn free_addresses(address: u64, size: usize) -> Answer {
     with(|pieces| {
+        pieces.orderly |= pieces.last.take() == Some((thread_number(), address));
         let piece = pieces.all.get(&address);
         match piece.map(|piece| piece.stage) {
             Some(Stage::Released(_)) if pieces.all[&address].kind.size == size => {
@@ -621,6 +665,12 @@ pub fn ask(address: u64) {
     if HIDDEN.load(Relaxed) > 0 && !is_broken("kept asked") {
         look_at(address);
     }
+}
+
+/// The same, of a question that the driver answers then.
+pub fn ask_first(address: u64) -> Answer {
+    ask(address);
+    None
 }
 
 #[cold]

@@ -67,13 +67,19 @@ fn attend(body: impl FnOnce() -> Answer, real: impl FnOnce() -> u32) -> u32 {
 #[inline]
 fn attend_counted(
     function: Function,
-    body: impl FnOnce() -> Answer,
-    real: impl FnOnce() -> u32,
+    body: impl Fn() -> Answer,
+    real: impl Fn() -> u32,
     bytes: impl FnOnce() -> usize,
 ) -> u32 {
     let Some(inside) = enter() else { return real() };
     let call = calls::start();
-    let status = finish(inside, body, real);
+    let mut status = finish(inside, &body, &real);
+    if status == memory::OUT_OF_MEMORY
+        && mapped::give_back()
+        && let Some(inside) = enter()
+    {
+        status = finish(inside, body, real);
+    }
     call.done(function, status, bytes, caller::name);
     status
 }

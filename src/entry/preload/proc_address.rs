@@ -4,6 +4,7 @@ use super::breaks::is_broken;
 use super::list::Hook;
 use super::{Answer, real};
 use std::ffi::{CStr, CString, c_char, c_int, c_ulonglong, c_void};
+use std::ptr;
 
 /// `CU_GET_PROC_ADDRESS_LEGACY_STREAM` and `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
 const LEGACY: c_ulonglong = 1;
@@ -33,7 +34,9 @@ pub fn find(
     }
     // SAFETY: the driver read the name and wrote the function.
     let (name, found) = unsafe { (CStr::from_ptr(name).to_bytes(), *function) };
-    let hook = Hook::for_version(name, version, flags & PER_THREAD != 0);
+    let hook = Hook::for_version(name, version, flags & PER_THREAD != 0, |symbol| {
+        !find_symbol(symbol).is_null()
+    });
     if let Some(hook) = hook.filter(|hook| !found.is_null() && is_form(hook, found, version)) {
         // SAFETY: as above.
         unsafe { *function = hook.function.0.cast_mut() };
@@ -44,6 +47,10 @@ pub fn find(
 /// Whether what the driver found is the form of the function that we stand in for.
 fn is_form(hook: &Hook, found: *mut c_void, version: c_int) -> bool {
     // The driver's symbol is compared only where it must be: it may answer with another address.
-    version < UNKNOWN_VERSION
-        || CString::new(hook.symbol).is_ok_and(|symbol| real::find(&symbol) == found)
+    version < UNKNOWN_VERSION || find_symbol(hook.symbol) == found
+}
+
+/// The driver's own function of a symbol; null where there is none.
+fn find_symbol(symbol: &str) -> *mut c_void {
+    CString::new(symbol).map_or(ptr::null_mut(), |symbol| real::find(&symbol))
 }

@@ -16,7 +16,7 @@ const STEP: u64 = 2 << 20;
 pub fn memory_info(free: *mut usize, total: *mut usize) -> Answer {
     let kept = mapped::bytes_kept();
     let status = real::call!(cuMemGetInfo_v2(free, total));
-    if status != 0 || is_broken("info") {
+    if status != 0 || free.is_null() || total.is_null() || is_broken("info") {
         return Some(status);
     }
     // SAFETY: the driver has written to both.

@@ -1,5 +1,6 @@
 /* Memory that the program creates and maps itself, again and again, in the usual order and in others; with
- * an argument only: once, with that many MiB of the pool after it; with 0 it stays for a while then.
+ * a number only: once, with that many MiB of the pool after it; with 0 it stays for a while then. With
+ * `asleep` it ends with memory released and the addresses kept.
  *
  * Run: mapped
  * Run: mapped 400
@@ -103,6 +104,16 @@ static int crowded(size_t mib) {
     return 0;
 }
 
+/* Released with the addresses kept, and nothing else done. */
+static int asleep(void) {
+    struct piece piece;
+    SHOW(cuMemGetAllocationGranularity(&step, &properties, MINIMUM));
+    SHOW(put_up(&piece, 8 * step));
+    SHOW(cuMemUnmap(piece.address, piece.size));
+    SHOW(cuMemRelease(piece.handle));
+    return 0;
+}
+
 int main(int count, char **arguments) {
     struct piece piece, other;
     pthread_t threads[4];
@@ -111,6 +122,8 @@ int main(int count, char **arguments) {
     void *pooled;
 
     SHOW(cudaSetDevice(0));
+    if (count == 2 && strcmp(arguments[1], "asleep") == 0)
+        return asleep();
     if (count == 2)
         return crowded(strtoul(arguments[1], NULL, 10));
     SHOW(cudaMalloc(&pooled, 3 * MIB));
@@ -151,6 +164,13 @@ int main(int count, char **arguments) {
     SHOW(cuMemSetAccess(piece.address, step, &both, 1));
     printf("written %d, taken %d\n", holds(piece.address, step, 6, 1), before - free_bytes() == step);
     SHOW(take_down(&piece));
+
+    /* Addresses that the program has given back can be had again. */
+    SHOW(put_up(&piece, step));
+    SHOW(take_down(&piece));
+    SHOW(cuMemAddressReserve(&other.address, step, 0, piece.address, 0));
+    printf("there %d\n", other.address == piece.address);
+    SHOW(cuMemAddressFree(other.address, step));
 
     /* The handle is mapped elsewhere than where it comes with, in another order, and twice. */
     SHOW(put_up(&piece, step));

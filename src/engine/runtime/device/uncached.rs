@@ -3,8 +3,8 @@
 //! compute-sanitizer) sees each block's bounds then: they are those of the request.
 
 use super::{Device, OutOfMemory, State};
-use crate::core::{Gpu, SHARED};
-use crate::runtime::sharing;
+use crate::core::{Gpu, Refusal, SHARED};
+use crate::runtime::{kept, sharing};
 use std::mem::take;
 
 impl Device {
@@ -26,6 +26,9 @@ impl Device {
         let mut taken = pool.gpu_mut().allocate(bytes);
         // The pool may hold free memory from before.
         if taken.is_err() && pool.trim_all(None) > 0 {
+            taken = pool.gpu_mut().allocate(bytes);
+        }
+        if taken == Err(Refusal::OutOfMemory) && kept::give_back() {
             taken = pool.gpu_mut().allocate(bytes);
         }
         match taken {
