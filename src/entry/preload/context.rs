@@ -164,8 +164,14 @@ fn primary_of(context: usize) -> Option<i32> {
     (primary == context).then_some(device)
 }
 
+/// Whether anybody has a device's primary context, by the device's number.
+pub fn is_active(device: i32) -> bool {
+    let (mut flags, mut active) = (0, 1);
+    real::ask!(cuDevicePrimaryCtxGetState(device, &mut flags, &mut active)) != 0 || active != 0
+}
+
 /// The pool of a device, by its number, if its primary context is in use.
-fn pool_of(device: i32) -> Option<&'static Device> {
+pub fn pool_of(device: i32) -> Option<&'static Device> {
     known(PRIMARY.get(device as usize)?.load(Relaxed))
 }
 

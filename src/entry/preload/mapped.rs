@@ -517,16 +517,31 @@ pub fn set_access(address: u64, size: usize, access: *const Access, count: usize
     Some(status)
 }
 
+/// Waits for a device that has access to a piece. False where its work has failed, or it is none that can be
+/// waited for.
+fn is_idle(place: Location) -> bool {
+    match context::pool_of(place.id) {
+        _ if place.kind != DEVICE => false,
+        Some(device) => device.synchronize() == 0,
+        None => !context::is_active(place.id),
+    }
+}
+
 /// `cuMemUnmap`.
 pub fn unmap(address: u64, size: usize) -> Answer {
-    let is_whole = |pieces: &mut Pieces| {
+    let users = with(|pieces| {
         pieces.settle();
-        pieces.exactly(address, size, Stage::Mapped).is_some()
-    };
+        let piece = pieces.exactly(address, size, Stage::Mapped)?;
+        Some(
+            piece
+                .access
+                .iter()
+                .map(|it| it.location)
+                .collect::<Vec<_>>(),
+        )
+    });
     // Waited for without the lock. What failed before is the driver's to say.
-    let idle = with(is_whole)
-        && !capture::is_on()
-        && context::known_device().is_some_and(|device| device.synchronize() == 0);
+    let idle = users.is_some_and(|users| !capture::is_on() && users.into_iter().all(is_idle));
     with(|pieces| {
         if idle && pieces.exactly(address, size, Stage::Mapped).is_some() {
             pieces.turn(address, Stage::Unmapped);
