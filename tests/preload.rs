@@ -632,6 +632,32 @@ fn any_call_may_fail() {
     assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
 }
 
+/// Whatever a program does with memory of its own, wrong calls among it, says what it says bare.
+#[test]
+fn memory_that_is_mapped_in_no_order_at_all() {
+    const SEEDS: u32 = 10;
+    let case = Case::of("random_maps");
+    let trial = Trial::new("random-maps", &case);
+    let mut noticed = 0;
+    for devices in ["1", "2"] {
+        for seed in 0..SEEDS {
+            let seed = seed.to_string();
+            let run = |library: Option<&Path>, mistake: &str| {
+                let variables = [
+                    ("STANDIN_DEVICES", devices),
+                    ("STANDIN_PEERS", "1"),
+                    ("CONCERTINA_BREAK", mistake),
+                ];
+                trial.run_with(library, &variables, &[&seed, "300"]).0
+            };
+            let bare = run(None, "");
+            assert_eq!(run(Some(library()), ""), bare, "{devices} devices, {seed}");
+            noticed += u32::from(run(Some(breakable_library()), "kept asked") != bare);
+        }
+    }
+    assert!(noticed > 0, "of {}", 2 * SEEDS);
+}
+
 /// Memory that the program maps itself, as it takes it down, is left up for its next request, and goes back
 /// where nobody asks for it any more.
 #[test]
