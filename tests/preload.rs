@@ -338,6 +338,7 @@ cases! {
     memory_that_is_kept_mapped_beside_cudas_own: "mapped" ["400"], [("STANDIN_MEMORY_MB", "512"), ("CONCERTINA_CONF", "ipc:True")], None, ["kept back"];
     memory_pools: "pools" [], [], Some(5), ["pools", "pool attributes"];
     captures_while_memory_is_idle: "idle" [], [("CONCERTINA_CONF", "idle_release_ms:20")], Some(1), ["idle"];
+    idle_memory_under_a_driver_that_calls_itself: "idle_memory" [], [("STANDIN_NESTED", "1"), ("CONCERTINA_CONF", "idle_release_ms:20")], None, ["inside"];
     captures: "capture" [], [], Some(3), ["capture"];
     free_memory: "info" [], [], Some(9), ["info"];
     addresses: "attributes" ["1024"], [], Some(3), ["range", "attributes"];

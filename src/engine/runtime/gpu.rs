@@ -1,6 +1,7 @@
 //! The pool's seam to one device, over the driver's functions.
 
 use super::capture;
+use super::inside::{self, Inside};
 use super::lasting::Streams;
 use super::ledger::{Call, Ledger};
 use super::sharing::Spans;
@@ -322,10 +323,12 @@ pub fn thread_number() -> u64 {
     NUMBER.try_with(|number| *number).unwrap_or(0)
 }
 
-/// Makes the device's primary context current until dropped, if it is not already.
+/// Makes the device's primary context current until dropped, if it is not already. Meanwhile the thread is
+/// inside: the driver works for us.
 pub struct Current<'a> {
     functions: &'a Functions,
     pushed: bool,
+    _inside: Inside,
 }
 
 impl Drop for Current<'_> {
@@ -340,18 +343,19 @@ impl Drop for Current<'_> {
 
 /// Makes the context current for this thread, until what it answers is dropped.
 pub fn current<'a>(functions: &'a Functions, context: usize) -> Current<'a> {
+    let _inside = inside::enter();
     let mut now: CUcontext = ptr::null_mut();
     // SAFETY: `now` outlives the call.
     let known = unsafe { (functions.cuCtxGetCurrent)(&mut now) } == 0;
-    if known && now as usize == context {
-        return Current {
-            functions,
-            pushed: false,
-        };
-    }
+    let is_current = known && now as usize == context;
     // SAFETY: the primary context was retained and stays.
-    let pushed = unsafe { (functions.cuCtxPushCurrent_v2)(context as CUcontext) } == 0;
-    Current { functions, pushed }
+    let push = || unsafe { (functions.cuCtxPushCurrent_v2)(context as CUcontext) } == 0;
+    let pushed = !is_current && push();
+    Current {
+        functions,
+        pushed,
+        _inside,
+    }
 }
 
 impl DriverGpu {

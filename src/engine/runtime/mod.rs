@@ -10,6 +10,7 @@ mod graph;
 mod helper;
 pub mod history;
 mod idle;
+pub mod inside;
 pub mod kept;
 mod lasting;
 mod ledger;

@@ -1,0 +1,16 @@
+/* Memory that lies idle for a while and is used again.
+ *
+ * Run: idle_memory
+ */
+#include "show.h"
+
+int main(void) {
+    void *block;
+    SHOW(cudaMalloc(&block, 64 * MIB));
+    SHOW(cudaFree(block));
+    usleep(200000);
+    SHOW(cudaMalloc(&block, 3 * MIB));
+    show_data("again", block, 3 * MIB, 5);
+    SHOW(cudaFree(block));
+    return 0;
+}
