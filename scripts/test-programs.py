@@ -8,8 +8,8 @@ they say the same, and prints their times side by side.
 
 The programs are those of tests/programs/real: loops in CUDA C, with the runtime linked in and as a
 library, work that fails, cuBLAS, cuDNN, CuPy, Numba, JAX, Triton and PyTorch. PROGRAMs choose some by
-their names, or several by the beginning of those; `--list` names all. One whose compiler, library or Python module is not
-here is named with what is missing, and counts as not run.
+their names, or several by the beginning of those; `--list` names all. One whose compiler, library or
+Python module is not here is named with what is missing, and counts as not run.
 
 With --long, each program repeats its loop so many times, with sizes that change from round to round, once
 bare and once preloaded: what they say has to be the same, and nothing that the preloaded process keeps may
@@ -275,7 +275,7 @@ class Run:
             process.kill()
             out, self.errors = process.communicate()
         self.whole = time.perf_counter() - start
-        self.said = [line for line in out.splitlines() if not line.startswith("loop: ")] + [status]
+        self.said = [*out.splitlines(), status]
         self.ended = status == "exit status 0"
         self.pooled, self.inside = served(stats) if library else (0, 0)
 

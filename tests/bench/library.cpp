@@ -126,13 +126,10 @@ template <class T> static T *huge(size_t count) {
  * table and what it points to, a cache line a block, in a loop that does nothing else. */
 static void floors(const Driver *driver, Effort effort) {
     auto measure = [&](const std::string &what, auto work) {
-        std::vector<double> times;
-        for (int repeat = -1; repeat < effort.repeats; repeat++) {
-            double start = now();
+        double ns = timed(effort, [&] {
             for (long i = 0; i < effort.pairs; i++) work();
-            if (repeat >= 0) times.push_back((now() - start) / effort.pairs);
-        }
-        printf("{\"bench\":\"floor\",\"what\":\"%s\",\"ns\":%.1f}\n", what.c_str(), median(times));
+        });
+        printf("{\"bench\":\"floor\",\"what\":\"%s\",\"ns\":%.1f}\n", what.c_str(), ns);
         fflush(stdout);
     };
     if (driver) {

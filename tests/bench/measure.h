@@ -83,6 +83,17 @@ struct Xorshift {
     }
 };
 
+/* Nanoseconds for each of the pairs that `work` does: the median of the repeats, after one to warm up. */
+template <class Work> double timed(Effort effort, Work work) {
+    std::vector<double> times;
+    for (int repeat = -1; repeat < effort.repeats; repeat++) {
+        double start = now();
+        work();
+        if (repeat >= 0) times.push_back((now() - start) / effort.pairs);
+    }
+    return median(times);
+}
+
 template <class A> void pairs(A &a, size_t bytes, Stream stream, long n) {
     for (long i = 0; i < n; i++) {
         void *p = a.take(bytes, stream);
@@ -92,14 +103,7 @@ template <class A> void pairs(A &a, size_t bytes, Stream stream, long n) {
 
 /* The same block over and over, on one thread. */
 template <class A> double pair(A &a, size_t bytes, Stream stream, Effort effort) {
-    std::vector<double> times;
-    for (int repeat = -1; repeat < effort.repeats; repeat++) {
-        double start = now();
-        pairs(a, bytes, stream, effort.pairs);
-        // The first one warms up.
-        if (repeat >= 0) times.push_back((now() - start) / effort.pairs);
-    }
-    return median(times);
+    return timed(effort, [&] { pairs(a, bytes, stream, effort.pairs); });
 }
 
 /* So many blocks live, of sizes over so many octaves from 512 bytes, replaced at random. */

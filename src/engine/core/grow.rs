@@ -110,10 +110,11 @@ impl<G: Gpu> Pool<G> {
     /// Whether little of the group's free memory is cut up, and enough was freed to know.
     fn is_whole(&self, id: GroupId) -> bool {
         let group = &self.groups[id as usize];
-        let lost = group.reserved - group.live - self.free_chunks(id);
+        // The holes are looked at last, as there may be many.
+        let lost = || group.reserved - group.live - self.free_chunks(id);
         id == SHARED
             && self.clock.freed() >= group.live / FREED
-            && lost * 1000 * LOST < group.reserved * self.policy.tuning.slack
+            && lost() * 1000 * LOST < group.reserved * self.policy.tuning.slack
     }
 
     /// Bytes of the group's whole free chunks.

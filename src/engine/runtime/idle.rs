@@ -1,6 +1,6 @@
 //! The thread that gives idle memory back, where the settings ask for it.
 //!
-//! It looks at every device four times in the time that memory may lie idle, and takes a device's lock
+//! It looks at every device [`kept::LOOKS`] times in the time that memory may lie idle, and takes a device's lock
 //! for about a millisecond at most. A forked child has no such thread, and needs none: it has no memory.
 //! When the process ends the thread stops before the driver does: `atexit` functions run in the reverse
 //! order of their registration, and the driver was started first.
@@ -8,6 +8,7 @@
 use super::registry::Allocator;
 use super::{helper, kept, lifecycle, message};
 use parking_lot::Mutex;
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -31,7 +32,7 @@ pub fn start(allocator: &'static Allocator) {
     }
     // SAFETY: the function stays, as the library is never unloaded.
     unsafe { libc::atexit(end) };
-    if !helper::start(move || watch(allocator, patience)) {
+    if !helper::start(move || _ = watch(allocator, patience)) {
         message::say("idle_release_ms has no effect: no thread could be started");
     }
 }
@@ -45,27 +46,22 @@ extern "C" fn end() {
     }
 }
 
-fn watch(allocator: &Allocator, patience: Duration) {
+/// Does a piece of work, which the end of the process waits for; `None` once that has begun.
+fn before_the_end<T>(work: impl FnOnce() -> T) -> Option<T> {
+    let ending = ENDING.lock();
+    (!*ending).then(work)
+}
+
+/// Until the process ends.
+fn watch(allocator: &Allocator, patience: Duration) -> Option<Infallible> {
     allocator.allow_calls_in_captures();
     let start = Instant::now();
     loop {
-        sleep((patience / 4).max(Duration::from_millis(1)));
-        {
-            let ending = ENDING.lock();
-            if *ending {
-                return;
-            }
-            kept::tend();
-        }
+        sleep((patience / kept::LOOKS).max(Duration::from_millis(1)));
+        before_the_end(kept::tend)?;
         for device in allocator.open_devices() {
-            // Held for a millisecond at a time: the end of the process does not wait for all of it.
-            while {
-                let ending = ENDING.lock();
-                if *ending {
-                    return;
-                }
-                device.tend_idle(start.elapsed(), patience)
-            } {}
+            // A millisecond at a time: the end of the process does not wait for all of it.
+            while before_the_end(|| device.tend_idle(start.elapsed(), patience))? {}
         }
     }
 }

@@ -10,9 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub struct Keeper {
     /// Gives all of it back to the driver. False where there was nothing.
     pub give_back: fn() -> bool,
-    /// The same of what nobody has asked for since it was called four times.
+    /// The same of what nobody has asked for since it was called [`LOOKS`] times.
     pub tend: fn(),
 }
+
+/// How often idle memory is looked after in the time that it may lie idle.
+pub const LOOKS: u32 = 4;
 
 static KEEPER: OnceLock<Keeper> = OnceLock::new();
 

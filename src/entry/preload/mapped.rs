@@ -17,7 +17,7 @@
 use super::breaks::is_broken;
 use super::memory::{INVALID_VALUE, OUT_OF_MEMORY};
 use super::{Answer, capture, context, inside, real};
-use concertina_engine::runtime::kept::{self, Keeper};
+use concertina_engine::runtime::kept::{self, Keeper, LOOKS};
 use concertina_engine::runtime::{allocator_in_use, lifecycle, thread_number};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_uint, c_ulonglong};
@@ -64,9 +64,7 @@ const MOST_PIECES: usize = 512;
 /// Larger pieces are not kept: to write 256 MiB once takes as long as to put them up (H100, 3 TB/s).
 const LARGEST: usize = 256 << 20;
 
-/// How often `tend` is called in the time that memory may lie idle; see [`Keeper`]. At most so many pieces are
-/// taken down each time: some milliseconds.
-const LOOKS: u64 = 4;
+/// Pieces that `tend` takes down at once, at most: some milliseconds.
 const AT_ONCE: usize = 32;
 
 /// What the driver was asked for: two pieces of the same kind are as good as each other.
@@ -99,7 +97,7 @@ enum Stage {
     /// It has only the addresses. This thread gave the handle back, and has done nothing since.
     Released(u64),
     /// It has neither, since so many looks.
-    Kept(u64),
+    Kept(u32),
     /// This thread has been given the handle, and is to reserve addresses next.
     Created(u64),
 }
@@ -132,7 +130,7 @@ struct Pieces {
     bytes: usize,
     /// Pieces that are not mapped to the program.
     hidden: usize,
-    looks: u64,
+    looks: u32,
     /// The program gives addresses back right after the handle.
     orderly: bool,
     /// The thread that gave a handle back last, and where it was mapped.
@@ -165,9 +163,9 @@ impl Pieces {
     /// A kept piece of this kind, the one kept last; its handle. The calling thread is to reserve addresses for
     /// it next.
     fn take(&mut self, kind: Kind) -> Option<u64> {
-        let mut pieces = self.kept.iter().rev();
+        let mut newest_first = self.kept.iter().rev();
         let alike = |it: &&(u64, usize)| it.1 == kind.size && self.all[&it.0].kind == kind;
-        let (address, _) = *pieces.find(alike)?;
+        let (address, _) = *newest_first.find(alike)?;
         kept::note_served();
         self.turn(address, Stage::Created(thread_number()));
         Some(self.all[&address].handle)
@@ -341,15 +339,10 @@ fn tend() {
         pieces.looks += 1;
         let looks = pieces.looks;
         pieces.settle_of(|_| true);
-        let idle = |it: &(u64, usize)| matches!(pieces.all[&it.0].stage, Stage::Kept(since) if looks - since >= LOOKS);
-        let idle: Vec<_> = pieces
-            .kept
-            .iter()
-            .filter(|it| idle(it))
-            .take(AT_ONCE)
-            .copied()
-            .collect();
-        idle.into_iter().for_each(|it| pieces.dissolve(it.0));
+        let is_idle = |address| matches!(pieces.all[&address].stage, Stage::Kept(since) if looks - since >= LOOKS);
+        let kept = pieces.kept.iter().map(|it| it.0);
+        let idle: Vec<u64> = kept.filter(|it| is_idle(*it)).take(AT_ONCE).collect();
+        idle.into_iter().for_each(|it| pieces.dissolve(it));
     });
 }
 
@@ -390,17 +383,16 @@ pub fn create(
         return None;
     }
     // SAFETY: the program's properties, which the driver would read now.
-    let properties_now = unsafe { *properties };
-    let place = properties_now.location;
-    let kind = Some(Kind {
+    let asked = unsafe { *properties };
+    let make = || real::call!(cuMemCreate(handle, size, properties, flags));
+    let kind = Kind {
         size,
-        properties: properties_now,
-    });
-    let kind = kind.filter(|kind| flags == 0 && kind.is_plain());
+        properties: asked,
+    };
+    let kind = (flags == 0 && kind.is_plain()).then_some(kind);
     if kind.is_some() {
         prepare();
     }
-    let make = || real::call!(cuMemCreate(handle, size, properties, flags));
     let mut status = with(|pieces| {
         pieces.settle();
         match kind.and_then(|kind| pieces.take(kind)) {
@@ -412,7 +404,7 @@ pub fn create(
             None => pieces.created(kind, handle, make()),
         }
     });
-    if status == OUT_OF_MEMORY && make_room(place) {
+    if status == OUT_OF_MEMORY && make_room(asked.location) {
         status = with(|pieces| pieces.created(kind, handle, make()));
     }
     Some(status)
@@ -531,17 +523,12 @@ fn is_idle(place: Location) -> bool {
 pub fn unmap(address: u64, size: usize) -> Answer {
     let users = with(|pieces| {
         pieces.settle();
-        let piece = pieces.exactly(address, size, Stage::Mapped)?;
-        Some(
-            piece
-                .access
-                .iter()
-                .map(|it| it.location)
-                .collect::<Vec<_>>(),
-        )
+        let piece = pieces.exactly(address, size, Stage::Mapped);
+        piece.map(|piece| piece.access.clone())
     });
     // Waited for without the lock. What failed before is the driver's to say.
-    let idle = users.is_some_and(|users| !capture::is_on() && users.into_iter().all(is_idle));
+    let are_idle = |users: Vec<Access>| users.iter().all(|it| is_idle(it.location));
+    let idle = !capture::is_on() && users.is_some_and(are_idle);
     with(|pieces| {
         if idle && pieces.exactly(address, size, Stage::Mapped).is_some() {
             pieces.turn(address, Stage::Unmapped);
@@ -597,13 +584,13 @@ pub fn free_addresses(address: u64, size: usize) -> Answer {
     with(|pieces| {
         pieces.orderly |= pieces.last.take() == Some((thread_number(), address));
         let piece = pieces.all.get(&address);
-        match piece.map(|piece| piece.stage) {
-            Some(Stage::Released(_)) if pieces.all[&address].kind.size == size => {
+        match piece.map(|piece| (piece.stage, piece.kind.size)) {
+            Some((Stage::Released(_), whole)) if whole == size => {
                 pieces.keep(address);
                 pieces.settle();
                 return Some(0);
             }
-            Some(Stage::Created(_) | Stage::Kept(_)) => return Some(INVALID_VALUE),
+            Some((Stage::Created(_) | Stage::Kept(_), _)) => return Some(INVALID_VALUE),
             _ => {}
         }
         pieces.settle();

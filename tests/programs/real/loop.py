@@ -3,11 +3,10 @@
 import math
 import os
 import pathlib
-import statistics
 import sys
 import time
 
-# Many: a machine that others use as well is slow for moments.
+# So many that a program's time from its start to its end shows its loop.
 REPEATS = 25
 
 
@@ -16,25 +15,27 @@ SCALES = 4
 
 
 def timed(body):
-    """Runs `body` at scale 1, once to warm up, and then for the median of its times, which is printed.
-    Returns what it returned last. Where PROGRAM_ROUNDS says how many rounds, it is a long run; where there is
-    PROGRAM_TURNS, it runs for each line of input, and each time is printed."""
+    """Runs `body` at scale 1, once to warm up, and then REPEATS times. Returns what it returned last. Where
+    PROGRAM_ROUNDS says how many rounds, it is a long run; where there is PROGRAM_TURNS, somebody says when, and
+    is told the times."""
     rounds = int(os.environ.get("PROGRAM_ROUNDS", 0))
     if rounds:
         return long(body, rounds)
     result = body(1)
-    turns = "PROGRAM_TURNS" in os.environ
-    if turns:
-        print("turns", flush=True)
-    times = []
-    for _ in sys.stdin if turns else range(REPEATS):
+    if "PROGRAM_TURNS" in os.environ:
+        return take_turns(body, result)
+    for _ in range(REPEATS):
+        result = body(1)
+    return result
+
+
+def take_turns(body, result):
+    """Runs `body` for each line of input, and prints the time."""
+    print("turns", flush=True)
+    for _ in sys.stdin:
         start = time.perf_counter()
         result = body(1)
-        times.append(time.perf_counter() - start)
-        if turns:
-            print(f"turn: {times[-1]:.9f}", flush=True)
-    if not turns:
-        print(f"loop: {statistics.median(times):.9f}", flush=True)
+        print(f"turn: {time.perf_counter() - start:.9f}", flush=True)
     return result
 
 

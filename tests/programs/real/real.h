@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* Many: a machine that others use as well is slow for moments. */
+/* So many that a program's time from its start to its end shows its loop. */
 enum { REPEATS = 25 };
 
 /* In a long run the sizes in use change from round to round: a loop takes so many times the memory. */
@@ -28,11 +28,6 @@ static inline double seconds(void) {
         }                                                                                          \
     } while (0)
 
-static inline int compare_times(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Runs the loop for many rounds, and makes the file PROGRAM_WARM once each scale has been there. */
 static inline void run_long(void (*loop)(void), long rounds) {
     const char *path = getenv("PROGRAM_WARM");
@@ -45,25 +40,21 @@ static inline void run_long(void (*loop)(void), long rounds) {
     }
 }
 
-static inline double time_once(void (*loop)(void)) {
-    double start = seconds();
-    loop();
-    return seconds() - start;
-}
-
 /* Runs the loop for each line of input, and prints the time. */
 static inline void take_turns(void (*loop)(void)) {
     char line[8];
     printf("turns\n");
     fflush(stdout);
     while (fgets(line, sizeof line, stdin)) {
-        printf("turn: %.9f\n", time_once(loop));
+        double start = seconds();
+        loop();
+        printf("turn: %.9f\n", seconds() - start);
         fflush(stdout);
     }
 }
 
-/* Runs the loop once to warm up, and then for the median of its times. Where PROGRAM_ROUNDS says how many
- * rounds, it is a long run; where there is PROGRAM_TURNS, somebody says when. */
+/* Runs the loop once to warm up, and then REPEATS times. Where PROGRAM_ROUNDS says how many rounds, it is a long
+ * run; where there is PROGRAM_TURNS, somebody says when, and is told the times. */
 static inline void time_loop(void (*loop)(void)) {
     const char *rounds = getenv("PROGRAM_ROUNDS");
     if (rounds) {
@@ -75,9 +66,6 @@ static inline void time_loop(void (*loop)(void)) {
         take_turns(loop);
         return;
     }
-    double times[REPEATS];
     for (int i = 0; i < REPEATS; i++)
-        times[i] = time_once(loop);
-    qsort(times, REPEATS, sizeof *times, compare_times);
-    printf("loop: %.9f\n", times[REPEATS / 2]);
+        loop();
 }
