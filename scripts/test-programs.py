@@ -78,6 +78,7 @@ PROGRAMS = [
     ("cupy-off", ["cupy_arrays.py", "off"], {}),
     ("numba", ["numba_kernels.py"], {}),
     ("jax", ["jax_training.py"], JAX),
+    ("jax-waits", ["jax_training.py", "waits"], JAX),
     ("jax-platform", ["jax_training.py"], PLATFORM),
     ("triton", ["triton_kernel.py"], {}),
     ("torch", ["torch_training.py"], {}),
@@ -97,7 +98,7 @@ MODULES = {
 # What programs without a pool of their own are to be as fast as, once the pool is under them: these, bare.
 BESIDE = {
     "cupy-off": ["cupy-pool", "cupy-waits"],
-    "jax-platform": ["jax"],
+    "jax-platform": ["jax", "jax-waits"],
     "torch-uncached": ["torch"],
 }
 

@@ -705,6 +705,17 @@ fn memory_that_is_mapped_again_costs_the_driver_nothing() {
     }
 }
 
+/// Addresses that a program has given back are there for it again. A real driver gives such only sometimes.
+#[test]
+fn addresses_that_are_wanted_again() {
+    let case = Case {
+        arguments: &["wanted"],
+        breaks: &["kept wanted"],
+        ..Case::of("mapped")
+    };
+    compare("wanted", &case);
+}
+
 /// Loads that change from round to round, and storms that take all memory: nothing adds up.
 #[test]
 fn what_is_kept_does_not_grow() {

@@ -424,7 +424,7 @@ pub fn reserve(
     let anywhere = wanted == 0 && flags == 0 && size <= LARGEST;
     let status = with(|pieces| {
         pieces.settle();
-        if wanted != 0 {
+        if wanted != 0 && !is_broken("kept wanted") {
             pieces.dissolve_around(wanted, size);
         }
         let again = pieces.recreated_here(size, alignment).filter(|_| anywhere);

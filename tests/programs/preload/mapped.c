@@ -1,6 +1,7 @@
 /* Memory that the program creates and maps itself, again and again, in the usual order and in others; with
  * a number only: once, with that many MiB of the pool after it; with 0 it stays for a while then. With
- * `asleep` it ends with memory released and the addresses kept.
+ * `asleep` it ends with memory released and the addresses kept, and with `wanted` it asks for addresses that
+ * it has given back, which the driver may or may not give it.
  *
  * Run: mapped
  * Run: mapped 400
@@ -114,6 +115,21 @@ static int asleep(void) {
     return 0;
 }
 
+/* The second time, as by then the program is known to give addresses back. */
+static int wanted(void) {
+    struct piece piece;
+    device_address again = 0;
+    SHOW(cuMemGetAllocationGranularity(&step, &properties, MINIMUM));
+    for (int round = 0; round < 2; round++) {
+        SHOW(put_up(&piece, step));
+        SHOW(take_down(&piece));
+    }
+    SHOW(cuMemAddressReserve(&again, step, 0, piece.address, 0));
+    printf("there %d\n", again == piece.address);
+    SHOW(cuMemAddressFree(again, step));
+    return 0;
+}
+
 int main(int count, char **arguments) {
     struct piece piece, other;
     pthread_t threads[4];
@@ -124,6 +140,8 @@ int main(int count, char **arguments) {
     SHOW(cudaSetDevice(0));
     if (count == 2 && strcmp(arguments[1], "asleep") == 0)
         return asleep();
+    if (count == 2 && strcmp(arguments[1], "wanted") == 0)
+        return wanted();
     if (count == 2)
         return crowded(strtoul(arguments[1], NULL, 10));
     SHOW(cudaMalloc(&pooled, 3 * MIB));
@@ -164,13 +182,6 @@ int main(int count, char **arguments) {
     SHOW(cuMemSetAccess(piece.address, step, &both, 1));
     printf("written %d, taken %d\n", holds(piece.address, step, 6, 1), before - free_bytes() == step);
     SHOW(take_down(&piece));
-
-    /* Addresses that the program has given back can be had again. */
-    SHOW(put_up(&piece, step));
-    SHOW(take_down(&piece));
-    SHOW(cuMemAddressReserve(&other.address, step, 0, piece.address, 0));
-    printf("there %d\n", other.address == piece.address);
-    SHOW(cuMemAddressFree(other.address, step));
 
     /* The handle is mapped elsewhere than where it comes with, in another order, and twice. */
     SHOW(put_up(&piece, step));

@@ -1,4 +1,10 @@
-"""JAX: a small network in training, compiled, and some arithmetic that is not."""
+"""JAX: a small network in training, compiled, and some arithmetic that is not.
+
+    jax_training.py [waits]        waits for the GPU before arrays are released, as XLA itself does for what
+                                   its allocator `platform` has put up
+"""
+
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +30,10 @@ def step(weights, x, y):
     return value, [w - 0.05 * slope for w, slope in zip(weights, slopes)]
 
 
+# XLA waits because memory that is unmapped under a kernel fails it: no allocator can save that.
+settled = jax.block_until_ready if sys.argv[1:] == ["waits"] else lambda arrays: arrays
+
+
 def body(scale):
     keys = jax.random.split(jax.random.PRNGKey(0), 5)
     weights = [
@@ -32,8 +42,8 @@ def body(scale):
     rows = 256 * scale
     x, y = jax.random.normal(keys[3], (rows, 256)), jax.random.normal(keys[4], (rows, 64))
     for number in range(60):
-        value, weights = step(weights, x, y)
-        x = x + 0.001 * number
+        value, weights = settled(step(weights, x, y))
+        x = settled(x + 0.001 * number)
     return float(value)
 
 
