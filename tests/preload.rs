@@ -336,6 +336,8 @@ cases! {
     memory_that_the_program_maps: "mapped" [], [], Some(1), ["kept asked", "kept released", "kept shared"];
     memory_that_is_kept_mapped: "mapped" ["400"], [("STANDIN_MEMORY_MB", "512")], Some(1), ["kept back"];
     memory_that_is_kept_mapped_beside_cudas_own: "mapped" ["400"], [("STANDIN_MEMORY_MB", "512"), ("CONCERTINA_CONF", "ipc:True")], None, ["kept back"];
+    memory_that_the_driver_takes: "passed_on" [], [("STANDIN_MEMORY_MB", "1024"), ("STANDIN_KERNELS_MB", "300")], None, ["room"];
+    memory_that_the_driver_takes_while_frees_wait: "passed_on" [], [("STANDIN_MEMORY_MB", "1024"), ("STANDIN_KERNELS_MB", "300"), ("CONCERTINA_CONF", "free:relaxed")], None, ["room"];
     memory_pools: "pools" [], [], Some(5), ["pools", "pool attributes"];
     captures_while_memory_is_idle: "idle" [], [("CONCERTINA_CONF", "idle_release_ms:20")], Some(1), ["idle"];
     idle_memory_under_a_driver_that_calls_itself: "idle_memory" [], [("STANDIN_NESTED", "1"), ("CONCERTINA_CONF", "idle_release_ms:20")], None, ["inside"];
@@ -714,6 +716,18 @@ fn addresses_that_are_wanted_again() {
         ..Case::of("mapped")
     };
     compare("wanted", &case);
+}
+
+/// Managed memory is the host's as well, but where nobody else does the driver takes it from the device.
+#[test]
+fn managed_memory_where_there_was_none() {
+    let case = Case {
+        arguments: &["managed"],
+        environment: &[("STANDIN_MEMORY_MB", "1024")],
+        breaks: &["room"],
+        ..Case::of("passed_on")
+    };
+    compare("managed", &case);
 }
 
 /// Loads that change from round to round, and storms that take all memory: nothing adds up.

@@ -106,6 +106,9 @@ template <class A> double pair(A &a, size_t bytes, Stream stream, Effort effort)
     return timed(effort, [&] { pairs(a, bytes, stream, effort.pairs); });
 }
 
+/* Nanoseconds after which a load that goes on the same way is taken to have settled. */
+constexpr double SETTLED = 3e8;
+
 /* So many blocks live, of sizes over so many octaves from 512 bytes, replaced at random. */
 template <class A> double mixed(A &a, long live, int octaves, Stream stream, Effort effort) {
     struct Block {
@@ -138,8 +141,11 @@ template <class A> double mixed(A &a, long live, int octaves, Stream stream, Eff
             block = take();
         }
     };
-    // Each block was replaced about once before it counts.
-    replace(std::max(live, effort.pairs / 4));
+    // Each block was replaced about once before it counts, and an allocator had time to find out what of its
+    // work pays.
+    double began = now();
+    replace(live);
+    while (now() - began < SETTLED) replace(std::max(1l, effort.pairs / 4));
     std::vector<double> times;
     for (int repeat = 0; repeat < effort.repeats; repeat++) {
         double start = now();

@@ -17,6 +17,9 @@ pub struct Config {
     /// Real mappings: device addresses can be used by host code and aliases show the same bytes.
     /// Otherwise addresses are only numbers, mapping is a table, and memory is backed when touched.
     pub host_pointers: bool,
+    /// Memory that a device takes and keeps for the sake of kernels when the first one is launched, as for
+    /// what is local to their threads.
+    pub kernels: u64,
     /// Whether order, ownership and unmapping are checked. Off saves the bookkeeping.
     pub checks: bool,
 }
@@ -30,6 +33,7 @@ impl Default for Config {
             virtual_memory: true,
             peers: false,
             host_pointers: false,
+            kernels: 0,
             checks: true,
         }
     }

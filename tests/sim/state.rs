@@ -37,6 +37,8 @@ pub(crate) struct Device {
     /// since the host last waited for all of it. May name slots of other devices, now re-used.
     pub dirty: Vec<u32>,
     pub unseen: Vec<u32>,
+    /// What kernels need is there.
+    pub has_kernels: bool,
 }
 
 #[derive(Debug)]

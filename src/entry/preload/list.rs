@@ -1,4 +1,5 @@
-//! The one list of the driver's functions that this library stands in for.
+//! The two lists of the driver's functions that this library stands in for: those that are answered here, and
+//! those that the driver is asked again where it has no memory.
 
 use std::ffi::c_void;
 
@@ -196,6 +197,93 @@ macro_rules! interposed {
 }
 pub(super) use interposed;
 
+/// The same with the functions by which the driver allocates for itself, and which are its own: arrays,
+/// contexts, modules, what kernels need when they are first launched. Where it has no memory for them, what the
+/// pool keeps for later goes back to it, and it is asked once more; see `room`.
+///
+/// ```text
+/// symbol: name for cuGetProcAddress, CUDA version that brought this form, default stream, (arguments);
+/// ```
+///
+/// `cuCtxCreate` is there in all its forms, and `cuGraphInstantiate` is not: it takes nothing until the graph is
+/// launched.
+macro_rules! retried {
+    ($then:ident) => {
+        $then! {
+            cuArrayCreate_v2: "cuArrayCreate", 3020, Either,
+                (array: *mut *mut c_void, what: *const c_void);
+            cuArray3DCreate_v2: "cuArray3DCreate", 3020, Either,
+                (array: *mut *mut c_void, what: *const c_void);
+            cuMipmappedArrayCreate: "cuMipmappedArrayCreate", 5000, Either,
+                (array: *mut *mut c_void, what: *const c_void, levels: c_uint);
+            cuMemAllocManaged: "cuMemAllocManaged", 6000, Either,
+                (address: *mut u64, bytes: usize, flags: c_uint);
+            cuCtxCreate_v2: "cuCtxCreate", 3020, Either,
+                (context: *mut *mut c_void, flags: c_uint, device: c_int);
+            cuCtxCreate_v3: "cuCtxCreate", 11040, Either,
+                (context: *mut *mut c_void, affinity: *mut c_void, count: c_int, flags: c_uint,
+                    device: c_int);
+            cuCtxCreate_v4: "cuCtxCreate", 12050, Either,
+                (context: *mut *mut c_void, what: *mut c_void, flags: c_uint, device: c_int);
+            cuCtxSetLimit: "cuCtxSetLimit", 3010, Either, (limit: c_uint, value: usize);
+            cuModuleLoad: "cuModuleLoad", 2000, Either,
+                (module: *mut *mut c_void, file: *const c_char);
+            cuModuleLoadData: "cuModuleLoadData", 2000, Either,
+                (module: *mut *mut c_void, image: *const c_void);
+            cuModuleLoadDataEx: "cuModuleLoadDataEx", 2010, Either,
+                (module: *mut *mut c_void, image: *const c_void, count: c_uint,
+                    options: *mut c_void, values: *mut *mut c_void);
+            cuModuleLoadFatBinary: "cuModuleLoadFatBinary", 2000, Either,
+                (module: *mut *mut c_void, image: *const c_void);
+            cuModuleGetFunction: "cuModuleGetFunction", 2000, Either,
+                (function: *mut *mut c_void, module: *mut c_void, name: *const c_char);
+            cuLibraryLoadData: "cuLibraryLoadData", 12000, Either,
+                (library: *mut *mut c_void, code: *const c_void, options: *mut c_void,
+                    values: *mut *mut c_void, count: c_uint, library_options: *mut c_void,
+                    library_values: *mut *mut c_void, library_count: c_uint);
+            cuLibraryLoadFromFile: "cuLibraryLoadFromFile", 12000, Either,
+                (library: *mut *mut c_void, file: *const c_char, options: *mut c_void,
+                    values: *mut *mut c_void, count: c_uint, library_options: *mut c_void,
+                    library_values: *mut *mut c_void, library_count: c_uint);
+            cuLibraryGetModule: "cuLibraryGetModule", 12000, Either,
+                (module: *mut *mut c_void, library: *mut c_void);
+            cuKernelGetFunction: "cuKernelGetFunction", 12000, Either,
+                (function: *mut *mut c_void, kernel: *mut c_void);
+            cuFuncLoad: "cuFuncLoad", 12040, Either, (function: *mut c_void);
+
+            cuLaunchKernel: "cuLaunchKernel", 4000, Legacy,
+                (function: *mut c_void, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+                    block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint,
+                    stream: u64, arguments: *mut *mut c_void, extra: *mut *mut c_void);
+            cuLaunchKernel_ptsz: "cuLaunchKernel", 7000, PerThread,
+                (function: *mut c_void, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+                    block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint,
+                    stream: u64, arguments: *mut *mut c_void, extra: *mut *mut c_void);
+            cuLaunchKernelEx: "cuLaunchKernelEx", 11060, Legacy,
+                (how: *const c_void, function: *mut c_void, arguments: *mut *mut c_void,
+                    extra: *mut *mut c_void);
+            cuLaunchKernelEx_ptsz: "cuLaunchKernelEx", 11060, PerThread,
+                (how: *const c_void, function: *mut c_void, arguments: *mut *mut c_void,
+                    extra: *mut *mut c_void);
+            cuLaunchCooperativeKernel: "cuLaunchCooperativeKernel", 9000, Legacy,
+                (function: *mut c_void, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+                    block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint,
+                    stream: u64, arguments: *mut *mut c_void);
+            cuLaunchCooperativeKernel_ptsz: "cuLaunchCooperativeKernel", 9000, PerThread,
+                (function: *mut c_void, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+                    block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint,
+                    stream: u64, arguments: *mut *mut c_void);
+            cuGraphLaunch: "cuGraphLaunch", 10000, Legacy, (graph: *mut c_void, stream: u64);
+            cuGraphLaunch_ptsz: "cuGraphLaunch", 10000, PerThread,
+                (graph: *mut c_void, stream: u64);
+            cuGraphUpload: "cuGraphUpload", 11010, Legacy, (graph: *mut c_void, stream: u64);
+            cuGraphUpload_ptsz: "cuGraphUpload", 11010, PerThread,
+                (graph: *mut c_void, stream: u64);
+        }
+    };
+}
+pub(super) use retried;
+
 /// What the null stream means to a function.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum DefaultStream {
@@ -225,11 +313,13 @@ pub struct Hook {
 }
 
 impl Hook {
+    fn all() -> impl Iterator<Item = &'static Hook> {
+        super::ANSWERED.iter().chain(super::RETRIED)
+    }
+
     /// Our function of a symbol.
     pub fn of(symbol: &[u8]) -> Option<&'static Hook> {
-        super::HOOKS
-            .iter()
-            .find(|hook| hook.symbol.as_bytes() == symbol)
+        Hook::all().find(|hook| hook.symbol.as_bytes() == symbol)
     }
 
     /// Our function for what `cuGetProcAddress` is asked: the newest form that is not newer than
@@ -245,8 +335,7 @@ impl Hook {
         } else {
             DefaultStream::Legacy
         };
-        super::HOOKS
-            .iter()
+        Hook::all()
             .filter(|hook| {
                 let stream = hook.stream == wanted || hook.stream == DefaultStream::Either;
                 stream && hook.base.as_bytes() == base && hook.since <= version && has(hook.symbol)

@@ -16,7 +16,7 @@
 
 use super::breaks::is_broken;
 use super::memory::{INVALID_VALUE, OUT_OF_MEMORY};
-use super::{Answer, capture, context, inside, real};
+use super::{Answer, capture, context, inside, real, room};
 use concertina_engine::runtime::kept::{self, Keeper, LOOKS};
 use concertina_engine::runtime::{allocator_in_use, lifecycle, thread_number};
 use std::collections::{BTreeMap, HashMap};
@@ -352,13 +352,8 @@ fn tend() {
 fn make_room(place: Location) -> bool {
     let kept = give_back();
     let device = allocator_in_use().and_then(|it| it.open_device(place.id));
-    let Some(device) = device.filter(|_| place.kind == DEVICE && !capture::is_on()) else {
-        return kept;
-    };
-    let before = device.usage().reserved;
-    device.take_back_aside();
-    device.empty_cache();
-    kept || device.usage().reserved < before
+    let device = device.filter(|_| place.kind == DEVICE);
+    device.is_some_and(room::empty) || kept
 }
 
 /// What has to be there before anything is kept: a child that is forked has to know itself, and with the pool

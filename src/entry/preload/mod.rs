@@ -6,7 +6,7 @@
 //! symbols. So `cudaMalloc` stays the runtime's own, with its own start, checks and error state, and
 //! reaches the pool when it calls `cuMemAlloc`.
 //!
-//! `list` is the one list of these functions. From it come the exported symbols, what `dlsym` and
+//! `list` has these functions. From it come the exported symbols, what `dlsym` and
 //! `cuGetProcAddress` answer, and the table of the driver's real functions. Each function here answers
 //! a status, or nothing: then the call is passed on to the driver as it came, and so it is where the
 //! pool cannot serve. The program gets the error that the driver gives.
@@ -30,6 +30,7 @@ mod presence;
 mod proc_address;
 mod query;
 mod real;
+mod room;
 mod sharing;
 mod stream;
 
@@ -39,7 +40,7 @@ use super::guard::guard;
 use concertina_engine::runtime::calls::{self, Function};
 use concertina_engine::runtime::lifecycle;
 use inside::Inside;
-use list::interposed;
+use list::{interposed, retried};
 use mapped::{Access, Properties};
 use sharing::IpcHandle;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -75,7 +76,7 @@ fn attend_counted(
     let call = calls::start();
     let mut status = finish(inside, &body, &real);
     if status == memory::OUT_OF_MEMORY
-        && mapped::give_back()
+        && room::make()
         && let Some(inside) = enter()
     {
         status = finish(inside, body, real);
@@ -115,7 +116,7 @@ macro_rules! export {
         )*
 
         /// Our function of each symbol.
-        static HOOKS: &[list::Hook] = &[$(list::Hook {
+        static ANSWERED: &[list::Hook] = &[$(list::Hook {
             symbol: stringify!($symbol),
             base: $base,
             since: $since,
@@ -125,3 +126,26 @@ macro_rules! export {
     };
 }
 interposed!(export);
+
+macro_rules! export_retried {
+    ($($symbol:ident: $base:literal, $since:literal, $stream:ident,
+        ($($argument:ident: $kind:ty),*);)*) => {
+        $(
+            /// The driver's function of this name.
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $symbol($($argument: $kind),*) -> u32 {
+                room::with(|| real::repeat!($symbol($($argument),*)))
+            }
+        )*
+
+        /// Our function of each symbol.
+        static RETRIED: &[list::Hook] = &[$(list::Hook {
+            symbol: stringify!($symbol),
+            base: $base,
+            since: $since,
+            stream: list::DefaultStream::$stream,
+            function: list::Address($symbol as *const c_void),
+        }),*];
+    };
+}
+retried!(export_retried);

@@ -1,6 +1,6 @@
 //! The driver's real functions.
 
-use super::list::interposed;
+use super::list::{interposed, retried};
 use super::mapped::{Access, Properties};
 use super::sharing::IpcHandle;
 use concertina_engine::driver::LIBRARY;
@@ -47,6 +47,14 @@ macro_rules! listed {
 }
 interposed!(listed);
 
+macro_rules! listed_retried {
+    ($($symbol:ident: $base:literal, $since:literal, $stream:ident,
+        ($($argument:ident: $kind:ty),*);)*) => {
+        table!(Retried: $($symbol: ($($argument: $kind),*);)*);
+    };
+}
+retried!(listed_retried);
+
 table! { Asked:
     cuCtxGetCurrent: (context: *mut usize);
     cuCtxGetDevice: (device: *mut c_int);
@@ -64,6 +72,13 @@ table! { Asked:
 pub fn listed() -> &'static Listed {
     static TABLE: OnceLock<Listed> = OnceLock::new();
     TABLE.get_or_init(Listed::load)
+}
+
+/// The functions that the driver is asked again.
+#[inline]
+pub fn retried() -> &'static Retried {
+    static TABLE: OnceLock<Retried> = OnceLock::new();
+    TABLE.get_or_init(Retried::load)
 }
 
 /// The functions that it asks besides.
@@ -113,4 +128,11 @@ macro_rules! ask {
         $crate::entry::preload::real::call_in!(asked, $symbol($($argument),*))
     };
 }
-pub(super) use {ask, call, call_in};
+
+/// Calls one that is asked again.
+macro_rules! repeat {
+    ($symbol:ident($($argument:expr),*)) => {
+        $crate::entry::preload::real::call_in!(retried, $symbol($($argument),*))
+    };
+}
+pub(super) use {ask, call, call_in, repeat};

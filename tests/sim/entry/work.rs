@@ -2,6 +2,7 @@
 
 use crate::call::call;
 use crate::failure::Function;
+use crate::memory::Make;
 use crate::run::Session;
 use crate::state::Answer;
 use crate::work::Work;
@@ -44,6 +45,20 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
     })
 }
 
+/// The current device has what kernels need, from the first one on.
+fn prepare(session: &mut Session<'_>, function: CUfunction) -> Answer {
+    if function.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    }
+    let (device, bytes) = (session.state.device()?, session.state.config.kernels);
+    if bytes > 0 && !session.state.devices[device].has_kernels {
+        let memory = &mut session.state.memory;
+        memory.allocate(device, bytes, Make::Device)?;
+        session.state.devices[device].has_kernels = true;
+    }
+    Ok(())
+}
+
 /// Puts a kernel onto a stream. Nothing runs: it only has its place in the order. Any handle but
 /// null is taken for a kernel.
 pub unsafe extern "C" fn cuLaunchKernel(
@@ -60,9 +75,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
     _extra: *mut *mut c_void,
 ) -> u32 {
     call(Function::cuLaunchKernel, |session| {
-        if function.is_null() {
-            return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
-        }
+        prepare(session, function)?;
         enqueue(session, "cuLaunchKernel", stream, Work::Mark)
     })
 }
@@ -77,9 +90,7 @@ pub unsafe extern "C" fn cuLaunchKernelEx(
     call(Function::cuLaunchKernelEx, |session| {
         // SAFETY: the module's contract.
         let configuration = unsafe { configuration.as_ref() }.ok_or(INVALID)?;
-        if function.is_null() {
-            return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
-        }
+        prepare(session, function)?;
         enqueue(
             session,
             "cuLaunchKernelEx",

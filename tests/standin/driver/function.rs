@@ -67,6 +67,11 @@ macro_rules! functions {
             cuMemMap: fn(address: CUdeviceptr, size: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: c_ulonglong);
             cuMemUnmap: fn(address: CUdeviceptr, size: usize);
             cuMemSetAccess: fn(address: CUdeviceptr, size: usize, access: *const CUmemAccessDesc, count: usize);
+            cuModuleLoadData: fn(to: *mut CUmodule, image: *const c_void);
+            cuModuleUnload: fn(module: CUmodule);
+            cuModuleGetFunction: fn(to: *mut CUfunction, module: CUmodule, name: *const c_char);
+            cuArrayCreate_v2: fn(to: *mut CUarray, what: *const CUDA_ARRAY_DESCRIPTOR);
+            cuArrayDestroy: fn(array: CUarray);
             cuEventCreate: fn(event: *mut CUevent, flags: c_uint);
             cuEventElapsedTime_v2: fn(milliseconds: *mut c_float, start: CUevent, end: CUevent);
             cuCtxRecordEvent: fn(context: CUcontext, event: CUevent);

@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | `STANDIN_DEVICES` | 1 | number of devices, 0 to 64 |
 //! | `STANDIN_MEMORY_MB` | 81920 | memory of each device, in MiB |
+//! | `STANDIN_KERNELS_MB` | 0 | memory that a device takes for kernels when the first is launched, in MiB |
 //! | `STANDIN_PEERS` | 0 | 1: each device reaches the others' memory |
 //! | `STANDIN_VIRTUAL_MEMORY` | 1 | 0: the device cannot map memory |
 //! | `STANDIN_PACE` | `immediate` | when queued work runs: `immediate`; `held`, until something waits for it; `random:SEED`; `late:N`, N driver calls later |
@@ -39,6 +40,7 @@ impl Settings {
         let config = Config {
             devices: number("STANDIN_DEVICES", 1, 0..=64)?,
             memory: number("STANDIN_MEMORY_MB", 81920_u64, 1..=1 << 24)? << 20,
+            kernels: number("STANDIN_KERNELS_MB", 0_u64, 0..=1 << 24)? << 20,
             peers: number("STANDIN_PEERS", 0, 0..=1)? == 1,
             virtual_memory: number("STANDIN_VIRTUAL_MEMORY", 1, 0..=1)? == 1,
             ..Config::default()

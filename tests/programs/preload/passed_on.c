@@ -1,0 +1,144 @@
+/* What the driver allocates itself, when the program has had all memory and given it back: by name of what it
+ * is, and nothing but that, or all but the last.
+ *
+ * Run: passed_on
+ */
+#include "show.h"
+
+/* `CUDA_ARRAY_DESCRIPTOR`, and one of its formats. */
+struct array_descriptor {
+    size_t width, height;
+    unsigned format, channels;
+};
+enum { FLOAT = 32, WIDTH = 131072, CHANNELS = 4 };
+
+/* `cudaMemPoolProps`: pinned memory of a device, with no handle to export. */
+struct pool_properties {
+    int kind, handle_types, location_kind, location;
+    unsigned char rest[256];
+};
+
+extern int cuArrayCreate_v2(handle *, const struct array_descriptor *), cuArrayDestroy(handle);
+extern int cuModuleLoadData(handle *, const void *), cuModuleUnload(handle);
+extern int cuModuleGetFunction(handle *, handle, const char *);
+extern int cuLaunchKernel(handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle,
+                          void **, void **);
+
+/* Two kernels: one that needs no memory and a variable of so many bytes; one that has 64 KiB in each thread,
+ * which takes as much for each that the GPU can run at once. */
+static const char *MODULE = ".version 7.0\n.target sm_70\n.address_size 64\n"
+                            ".visible .global .align 8 .b8 large[%zu];\n"
+                            ".visible .entry nothing() { ret; }\n";
+static const char *DEEP = ".version 7.0\n.target sm_70\n.address_size 64\n"
+                          ".visible .entry deep(.param .u64 to, .param .u32 at) {\n"
+                          ".local .align 4 .b8 own[65536];\n"
+                          ".reg .b64 %d<6>;\n.reg .b32 %r<5>;\n"
+                          "ld.param.u64 %d1, [to];\nld.param.u32 %r1, [at];\n"
+                          "mov.u64 %d2, own;\nmul.wide.u32 %d3, %r1, 4;\nadd.s64 %d4, %d2, %d3;\n"
+                          "st.local.u32 [%d4], %r1;\n"
+                          "xor.b32 %r2, %r1, 1;\nmul.wide.u32 %d5, %r2, 4;\nadd.s64 %d5, %d2, %d5;\n"
+                          "mov.u32 %r4, 5;\nst.local.u32 [%d5], %r4;\nld.local.u32 %r3, [%d4];\nld.local.u32 %r4, [%d5];\n"
+                          "add.s32 %r3, %r3, %r4;\n"
+                          "cvta.to.global.u64 %d1, %d1;\nst.global.u32 [%d1], %r3;\nret;\n}\n";
+
+enum { MOST = 8192 };
+static void *blocks[MOST];
+static size_t total;
+
+/* All memory that there is in pieces of so many bytes; returns how many more there are. */
+static int take_all(int count, size_t size) {
+    while (count < MOST && cudaMalloc(&blocks[count], size) == 0)
+        count++;
+    cudaGetLastError();
+    return count;
+}
+
+static void had_it_all(void) {
+    int status = 0, count = take_all(take_all(0, total / 50 / (2 * MIB) * (2 * MIB)), 16 * MIB);
+    for (int i = 0; i < count; i++)
+        status |= cudaFree(blocks[i]);
+    printf("had it all: %d\n", count > 10 && status == 0);
+}
+
+static void try_array(void) {
+    struct array_descriptor what = {WIDTH, total / 8 / (16 * WIDTH), FLOAT, CHANNELS};
+    handle array = NULL;
+    SHOW(cuArrayCreate_v2(&array, &what));
+    SHOW(cuArrayDestroy(array));
+}
+
+static void try_pool(void) {
+    struct pool_properties properties;
+    handle pool;
+    void *block = NULL;
+    memset(&properties, 0, sizeof properties);
+    properties.kind = properties.location_kind = 1;
+    SHOW(cudaMemPoolCreate(&pool, &properties));
+    SHOW(cudaMallocFromPoolAsync(&block, total / 8, pool, NULL));
+    SHOW(cudaFreeAsync(block, NULL));
+    SHOW(cudaDeviceSynchronize());
+    SHOW(cudaMemPoolDestroy(pool));
+}
+
+static void try_module(void) {
+    char text[1024];
+    handle module = NULL, function = NULL;
+    snprintf(text, sizeof text, MODULE, (size_t)256 * MIB);
+    SHOW(cuModuleLoadData(&module, text));
+    SHOW(cuModuleGetFunction(&function, module, "nothing"));
+    SHOW(cuModuleUnload(module));
+}
+
+static void try_context(void) {
+    handle context = NULL, before = NULL;
+    SHOW(cuCtxGetCurrent(&before));
+    SHOW(cuCtxCreate_v2(&context, 0, 0));
+    SHOW(cuCtxDestroy_v2(context));
+    SHOW(cuCtxSetCurrent(before));
+}
+
+static void try_kernel(void) {
+    handle module = NULL, function = NULL;
+    device_address to = 0;
+    unsigned at = 100, result = 0;
+    void *arguments[] = {&to, &at};
+    SHOW(cuModuleLoadData(&module, DEEP));
+    SHOW(cuModuleGetFunction(&function, module, "deep"));
+    SHOW(cuMemAlloc_v2(&to, 4));
+    SHOW(cuMemsetD8_v2(to, 0, 4));
+    SHOW(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, arguments, NULL));
+    SHOW(cuMemcpyDtoH_v2(&result, to, 4));
+    printf("result %u\n", result);
+    SHOW(cuMemFree_v2(to));
+    SHOW(cuModuleUnload(module));
+}
+
+static void try_managed(void) {
+    void *block = NULL;
+    SHOW(cudaMallocManaged(&block, total / 8, 1));
+    SHOW(cudaFree(block));
+}
+
+static const struct {
+    const char *name;
+    void (*run)(void);
+} TRIES[] = {
+    {"array", try_array}, {"pool", try_pool},     {"module", try_module},
+    {"context", try_context}, {"kernel", try_kernel}, {"managed", try_managed},
+};
+
+int main(int count, char **arguments) {
+    size_t free;
+    SHOW(cudaFree(NULL));
+    SHOW(cudaMemGetInfo(&free, &total));
+    int tries = sizeof TRIES / sizeof *TRIES;
+    for (int i = 0; i < tries; i++) {
+        if (count == 1 ? i == tries - 1 : strcmp(arguments[1], TRIES[i].name) != 0)
+            continue;
+        had_it_all();
+        printf("%s\n", TRIES[i].name);
+        TRIES[i].run();
+    }
+    SHOW(cudaGetLastError());
+    return 0;
+}

@@ -1,0 +1,112 @@
+//! What the driver allocates by itself: modules, as much as their variables take, and arrays.
+
+use crate::call::{call, give, wanted};
+use crate::failure::Function;
+use crate::memory::Make;
+use crate::run::Session;
+use crate::state::Answer;
+use cudarc::driver::sys::{
+    CUDA_ARRAY_DESCRIPTOR, CUarray, CUarray_format, CUfunction, CUmodule, CUresult,
+};
+use std::ffi::{CStr, c_char, c_void};
+
+const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+
+/// Memory of the current device, named by its address.
+fn allocate(session: &mut Session<'_>, name: &str, bytes: u64) -> Result<*mut c_void, CUresult> {
+    let device = session.state.device()?;
+    session.state.outside_capture(name)?;
+    session.state.healthy(device)?;
+    let memory = &mut session.state.memory;
+    let found = memory.allocate(device, bytes, Make::Device)?;
+    Ok(found as *mut c_void)
+}
+
+fn free(session: &mut Session<'_>, handle: *mut c_void) -> Answer {
+    let found = session.state.memory.allocation(handle as u64);
+    let (_, device) = found.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    session.synchronise_device(device)?;
+    session.state.memory.free(handle as u64)
+}
+
+/// Bytes of the variables of a module in PTX: what stands in the brackets of its lines with `.global .b8`.
+fn variables(text: &str) -> u64 {
+    let lines = text.lines().filter(|line| line.contains(".global"));
+    let size = |line: &str| {
+        line.split_once('[')?
+            .1
+            .split_once(']')?
+            .0
+            .parse::<u64>()
+            .ok()
+    };
+    lines.filter_map(size).sum()
+}
+
+/// Loads a module in PTX, which may be freed then.
+pub unsafe extern "C" fn cuModuleLoadData(to: *mut CUmodule, image: *const c_void) -> u32 {
+    call(Function::cuModuleLoadData, |session| {
+        wanted(to)?;
+        if image.is_null() {
+            return Err(INVALID);
+        }
+        // SAFETY: the module's contract: PTX ends in a null.
+        let text = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy();
+        let found = allocate(session, "cuModuleLoadData", variables(&text).max(1))?;
+        // SAFETY: the module's contract.
+        unsafe { give(to, found.cast()) }
+    })
+}
+
+/// Unloads a module, after all work of its device.
+pub unsafe extern "C" fn cuModuleUnload(module: CUmodule) -> u32 {
+    call(Function::cuModuleUnload, |session| {
+        free(session, module.cast())
+    })
+}
+
+/// A kernel of a module; there is one of any name.
+pub unsafe extern "C" fn cuModuleGetFunction(
+    to: *mut CUfunction,
+    module: CUmodule,
+    name: *const c_char,
+) -> u32 {
+    call(Function::cuModuleGetFunction, |session| {
+        wanted(to)?;
+        let found = session.state.memory.allocation(module as u64);
+        if name.is_null() || found.is_none() {
+            return Err(INVALID);
+        }
+        // SAFETY: the module's contract.
+        unsafe { give(to, module.cast()) }
+    })
+}
+
+/// Makes an array of one or two dimensions.
+pub unsafe extern "C" fn cuArrayCreate_v2(
+    to: *mut CUarray,
+    what: *const CUDA_ARRAY_DESCRIPTOR,
+) -> u32 {
+    call(Function::cuArrayCreate_v2, |session| {
+        wanted(to)?;
+        // SAFETY: the module's contract.
+        let what = unsafe { what.as_ref() }.ok_or(INVALID)?;
+        let element = match what.Format {
+            CUarray_format::CU_AD_FORMAT_FLOAT => 4,
+            CUarray_format::CU_AD_FORMAT_UNSIGNED_INT8 => 1,
+            _ => return Err(INVALID),
+        };
+        let row = what.Width * what.NumChannels as usize * element;
+        let bytes = row * what.Height.max(1);
+        let found = allocate(session, "cuArrayCreate", bytes as u64)?;
+        // SAFETY: the module's contract.
+        unsafe { give(to, found.cast()) }
+    })
+}
+
+/// Destroys an array, after all work of its device.
+pub unsafe extern "C" fn cuArrayDestroy(array: CUarray) -> u32 {
+    call(Function::cuArrayDestroy, |session| {
+        free(session, array.cast())
+    })
+}
