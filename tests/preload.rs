@@ -718,16 +718,24 @@ fn addresses_that_are_wanted_again() {
     compare("wanted", &case);
 }
 
-/// Managed memory is the host's as well, but where nobody else does the driver takes it from the device.
+/// What a machine without a GPU can show only, or a GPU only sometimes.
 #[test]
-fn managed_memory_where_there_was_none() {
-    let case = Case {
-        arguments: &["managed"],
-        environment: &[("STANDIN_MEMORY_MB", "1024")],
-        breaks: &["room"],
-        ..Case::of("passed_on")
-    };
-    compare("managed", &case);
+fn memory_that_the_driver_takes_elsewhere_and_meanwhile() {
+    const MEMORY: (&str, &str) = ("STANDIN_MEMORY_MB", "1024");
+    const CASES: [(&[&str], &[(&str, &str)]); 3] = [
+        (&["managed"], &[MEMORY]),
+        (&["held"], &[MEMORY, HELD]),
+        (&["devices"], &[MEMORY, ("STANDIN_DEVICES", "2")]),
+    ];
+    for (arguments, environment) in CASES {
+        let case = Case {
+            arguments,
+            environment,
+            breaks: &["room"],
+            ..Case::of("passed_on")
+        };
+        compare(&format!("passed-on-{}", arguments[0]), &case);
+    }
 }
 
 /// Loads that change from round to round, and storms that take all memory: nothing adds up.

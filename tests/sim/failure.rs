@@ -51,7 +51,7 @@ functions! {
     cuMemcpyHtoDAsync_v2 cuMemcpyHtoD_v2 cuMemcpyPeerAsync
     cuMemcpy2DAsync_v2 cuMemcpy2D_v2 cuMemcpy2DUnaligned_v2 cuMemcpy3DAsync_v2 cuMemcpy3D_v2
     cuLaunchHostFunc cuLaunchKernel cuLaunchKernelEx
-    cuModuleLoadData cuModuleUnload cuModuleGetFunction cuArrayCreate_v2 cuArrayDestroy
+    cuModuleLoadData cuModuleLoadDataEx cuModuleUnload cuModuleGetFunction cuArrayCreate_v2 cuArrayDestroy
 }
 
 impl Function {

@@ -42,7 +42,7 @@ pub use look::{Backing, Found};
 pub use place::Unplaced;
 pub use pool::{Live, Policy, Pool, Shortage, Tuning, Unknown};
 pub use segments::{Piece, Segment};
-pub use stream::StreamKey;
+pub use stream::{StreamKey, UNORDERED};
 
 /// Every block starts at, and is rounded up to, a multiple of this many bytes, as in PyTorch's
 /// allocator (`kMinBlockSize` in its `CUDACachingAllocator`).

@@ -20,6 +20,15 @@ pub struct StreamKey {
     pub id: u64,
 }
 
+/// The owner of memory that is ordered by no stream, as `cudaMalloc`'s is: whoever gets it may use it
+/// on any. Whatever it holds is idle, since it gets a block back only once nothing uses it. To the
+/// driver its handle is the default stream; its number sets it apart, as the driver counts streams
+/// from 1.
+pub const UNORDERED: StreamKey = StreamKey {
+    handle: 0,
+    id: u64::MAX,
+};
+
 /// A stream that the pool has seen, and its holes.
 pub struct Slot {
     pub key: StreamKey,

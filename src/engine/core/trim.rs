@@ -79,6 +79,18 @@ impl<G: Gpu> Pool<G> {
         bytes
     }
 
+    /// The same of what is known to be idle now, of everybody's memory. Never waits.
+    pub fn trim_idle(&mut self) -> u64 {
+        if self.granularity == 0 || !self.gpu.may_wait() {
+            return 0;
+        }
+        self.wake_all();
+        self.release_unordered();
+        self.advance();
+        self.unmap_passed(0, SHARED);
+        self.give_chosen_back(SHARED)
+    }
+
     /// The same for one group, without waiting. For a group that is closing the caller has waited
     /// for the device: a graph may be replaying on streams that the pool knows nothing of.
     pub(super) fn trim(&mut self, id: GroupId) -> u64 {
@@ -92,6 +104,11 @@ impl<G: Gpu> Pool<G> {
             return self.trim_segments(id);
         }
         self.unmap_stale(0, id);
+        self.give_chosen_back(id)
+    }
+
+    /// Gives back what is idle of a group and has no other mapping.
+    fn give_chosen_back(&mut self, id: GroupId) -> u64 {
         let idle = self.groups[id as usize].idle;
         self.choose(u64::MAX, idle, NONE);
         let chosen = std::mem::take(&mut self.chosen);

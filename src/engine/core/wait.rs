@@ -4,7 +4,7 @@ use super::block::{BlockId, NONE, State};
 use super::gpu::Gpu;
 use super::journal::Happening;
 use super::pool::{Pool, Unknown};
-use super::stream::{Slot, StreamKey};
+use super::stream::{Slot, StreamKey, UNORDERED};
 
 /// A block that the program gave back while other streams may still use it, and what the clock has to
 /// get past before it is free.
@@ -162,7 +162,21 @@ impl<G: Gpu> Pool<G> {
 
     /// A slot's holes whose work is done become idle. True if there were any.
     fn release_passed(&mut self, slot: u16) -> bool {
-        let (mut changed, passed) = (false, self.clock.passed);
+        self.release(slot, self.clock.passed)
+    }
+
+    /// What no stream orders is idle as it is, and becomes anybody's.
+    pub(super) fn release_unordered(&mut self) {
+        let slots = self.slots.iter().filter(|(_, it)| it.key == UNORDERED);
+        let slots: Vec<u16> = slots.map(|(slot, _)| slot).collect();
+        for slot in slots {
+            self.release(slot, u64::MAX);
+        }
+    }
+
+    /// A slot's holes that were freed up to some time become idle. True if there were any.
+    fn release(&mut self, slot: u16, passed: u64) -> bool {
+        let mut changed = false;
         self.slots.get_mut(slot).keep_order(&mut self.blocks);
         loop {
             let it = self.slots.get_mut(slot);
@@ -180,6 +194,7 @@ impl<G: Gpu> Pool<G> {
 
     /// Waits until everything that was freed is idle. False where waiting is not possible.
     pub fn settle(&mut self) -> bool {
+        self.release_unordered();
         let is_idle = |(slot, it): (u16, &Slot)| slot == it.idle || it.bins.is_empty();
         if self.pending.is_empty() && self.slots.iter().all(is_idle) {
             return true;

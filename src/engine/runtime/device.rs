@@ -28,8 +28,7 @@ use out_of_memory::Bytes;
 use private::{From, Private, Routed, Routes};
 
 use super::gpu::{
-    DriverGpu, Properties, UNORDERED, foreign_context, is_capturing, keep_stream, stream_key,
-    synchronize,
+    DriverGpu, Properties, foreign_context, is_capturing, keep_stream, stream_key, synchronize,
 };
 use super::history::{self, History};
 use super::kept;
@@ -40,7 +39,9 @@ use super::message;
 use super::settings::{Free, RoundUp, Settings};
 use super::shelf::{Habits, Owner, Shelf, Shelves};
 use super::together::Together;
-use crate::core::{BLOCK, GroupId, Live, Policy, Pool, Refusal, SHARED, Shortage, StreamKey};
+use crate::core::{
+    BLOCK, GroupId, Live, Policy, Pool, Refusal, SHARED, Shortage, StreamKey, UNORDERED,
+};
 use crate::driver::Functions;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -550,6 +551,14 @@ impl Device {
         // Counted as a wait even where there was nothing to wait for, as PyTorch's own allocator counts it.
         let tally = state.pool.tally_mut();
         tally.syncs = tally.syncs.max(waits + 1);
+    }
+
+    /// The same of what nothing uses any more, as far as is known now. Never waits for the GPU.
+    pub fn give_idle_back(&self) {
+        kept::give_back();
+        let mut state = self.settled();
+        state.pool.trim_idle();
+        state.pool.gpu_mut().give_back_leftovers();
     }
 
     /// Looks after idle memory, as is to be done now and then: whole free chunks that nobody has used

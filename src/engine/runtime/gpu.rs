@@ -5,7 +5,7 @@ use super::inside::{self, Inside};
 use super::lasting::Streams;
 use super::ledger::{Call, Ledger};
 use super::sharing::Spans;
-use crate::core::{Event, Gpu, Handle, Refusal, StreamKey};
+use crate::core::{Event, Gpu, Handle, Refusal, StreamKey, UNORDERED};
 use crate::driver::Functions;
 use crate::driver::sys::*;
 use std::ptr;
@@ -19,15 +19,6 @@ const OUT_OF_MEMORY: u32 = CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
 /// `CU_STREAM_PER_THREAD` in `cuda.h`).
 const LEGACY: u64 = 1;
 pub const PER_THREAD: u64 = 2;
-
-/// The owner of memory that is ordered by no stream, as `cudaMalloc`'s is: whoever gets it may use it
-/// on any. Whatever it holds is idle, since it gets a block back only once nothing uses it. To the
-/// driver its handle is the default stream; its number sets it apart, as the driver counts streams
-/// from 1.
-pub const UNORDERED: StreamKey = StreamKey {
-    handle: 0,
-    id: u64::MAX,
-};
 
 /// Stands for the id of a stream that is being captured, which cannot be asked for, where it is not known
 /// already ([`Streams`]). So to the pool it is another stream than before and after the capture, whose

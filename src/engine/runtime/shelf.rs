@@ -11,9 +11,9 @@
 //! Locks are taken in one order: the device's, then a shelf's. Who has a shelf's may try the
 //! device's. Shelves are opened and closed under both.
 
-use super::gpu::{PER_THREAD, UNORDERED, thread_number};
+use super::gpu::{PER_THREAD, thread_number};
 use super::lock::{Apart, Guard, Lock};
-use crate::core::{Class, Gpu, Pool, StreamKey};
+use crate::core::{Class, Gpu, Pool, StreamKey, UNORDERED};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 

@@ -199,85 +199,109 @@ pub(super) use interposed;
 
 /// The same with the functions by which the driver allocates for itself, and which are its own: arrays,
 /// contexts, modules, what kernels need when they are first launched. Where it has no memory for them, what the
-/// pool keeps for later goes back to it, and it is asked once more; see `room`.
+/// pool keeps for later goes back to it, and it is asked again; see `room`.
 ///
 /// ```text
-/// symbol: name for cuGetProcAddress, CUDA version that brought this form, default stream, (arguments);
+/// symbol[values that the driver writes over; how many]: name for cuGetProcAddress, CUDA version that brought
+///     this form, default stream, whose memory it needs, (arguments);
 /// ```
 ///
-/// `cuCtxCreate` is there in all its forms, and `cuGraphInstantiate` is not: it takes nothing until the graph is
-/// launched.
+/// With modules loaded lazily, whatever first asks for something in one may load it. `cuGraphInstantiate` is not
+/// there: which function that name means differs from version to version.
 macro_rules! retried {
     ($then:ident) => {
         $then! {
-            cuArrayCreate_v2: "cuArrayCreate", 3020, Either,
+            cuArrayCreate_v2: "cuArrayCreate", 3020, Either, Here,
                 (array: *mut *mut c_void, what: *const c_void);
-            cuArray3DCreate_v2: "cuArray3DCreate", 3020, Either,
+            cuArray3DCreate_v2: "cuArray3DCreate", 3020, Either, Here,
                 (array: *mut *mut c_void, what: *const c_void);
-            cuMipmappedArrayCreate: "cuMipmappedArrayCreate", 5000, Either,
+            cuMipmappedArrayCreate: "cuMipmappedArrayCreate", 5000, Either, Here,
                 (array: *mut *mut c_void, what: *const c_void, levels: c_uint);
-            cuMemAllocManaged: "cuMemAllocManaged", 6000, Either,
+            cuMemAllocManaged: "cuMemAllocManaged", 6000, Either, Here,
                 (address: *mut u64, bytes: usize, flags: c_uint);
-            cuCtxCreate_v2: "cuCtxCreate", 3020, Either,
+            cuCtxCreate_v2: "cuCtxCreate", 3020, Either, Anywhere,
                 (context: *mut *mut c_void, flags: c_uint, device: c_int);
-            cuCtxCreate_v3: "cuCtxCreate", 11040, Either,
+            cuCtxCreate_v3: "cuCtxCreate", 11040, Either, Anywhere,
                 (context: *mut *mut c_void, affinity: *mut c_void, count: c_int, flags: c_uint,
                     device: c_int);
-            cuCtxCreate_v4: "cuCtxCreate", 12050, Either,
+            cuCtxCreate_v4: "cuCtxCreate", 12050, Either, Anywhere,
                 (context: *mut *mut c_void, what: *mut c_void, flags: c_uint, device: c_int);
-            cuCtxSetLimit: "cuCtxSetLimit", 3010, Either, (limit: c_uint, value: usize);
-            cuModuleLoad: "cuModuleLoad", 2000, Either,
-                (module: *mut *mut c_void, file: *const c_char);
-            cuModuleLoadData: "cuModuleLoadData", 2000, Either,
-                (module: *mut *mut c_void, image: *const c_void);
-            cuModuleLoadDataEx: "cuModuleLoadDataEx", 2010, Either,
-                (module: *mut *mut c_void, image: *const c_void, count: c_uint,
-                    options: *mut c_void, values: *mut *mut c_void);
-            cuModuleLoadFatBinary: "cuModuleLoadFatBinary", 2000, Either,
-                (module: *mut *mut c_void, image: *const c_void);
-            cuModuleGetFunction: "cuModuleGetFunction", 2000, Either,
-                (function: *mut *mut c_void, module: *mut c_void, name: *const c_char);
-            cuLibraryLoadData: "cuLibraryLoadData", 12000, Either,
-                (library: *mut *mut c_void, code: *const c_void, options: *mut c_void,
-                    values: *mut *mut c_void, count: c_uint, library_options: *mut c_void,
-                    library_values: *mut *mut c_void, library_count: c_uint);
-            cuLibraryLoadFromFile: "cuLibraryLoadFromFile", 12000, Either,
-                (library: *mut *mut c_void, file: *const c_char, options: *mut c_void,
-                    values: *mut *mut c_void, count: c_uint, library_options: *mut c_void,
-                    library_values: *mut *mut c_void, library_count: c_uint);
-            cuLibraryGetModule: "cuLibraryGetModule", 12000, Either,
-                (module: *mut *mut c_void, library: *mut c_void);
-            cuKernelGetFunction: "cuKernelGetFunction", 12000, Either,
-                (function: *mut *mut c_void, kernel: *mut c_void);
-            cuFuncLoad: "cuFuncLoad", 12040, Either, (function: *mut c_void);
+            cuCtxSetLimit: "cuCtxSetLimit", 3010, Either, Here, (limit: c_uint, value: usize);
+            cuStreamCreate: "cuStreamCreate", 2000, Either, Here, (stream: *mut u64, flags: c_uint);
+            cuStreamCreateWithPriority: "cuStreamCreateWithPriority", 5050, Either, Here,
+                (stream: *mut u64, flags: c_uint, priority: c_int);
 
-            cuLaunchKernel: "cuLaunchKernel", 4000, Legacy,
-                (function: *mut c_void, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
-                    block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint,
-                    stream: u64, arguments: *mut *mut c_void, extra: *mut *mut c_void);
-            cuLaunchKernel_ptsz: "cuLaunchKernel", 7000, PerThread,
-                (function: *mut c_void, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
-                    block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint,
-                    stream: u64, arguments: *mut *mut c_void, extra: *mut *mut c_void);
-            cuLaunchKernelEx: "cuLaunchKernelEx", 11060, Legacy,
+            cuModuleLoad: "cuModuleLoad", 2000, Either, Here, (module: *mut *mut c_void, file: *const c_char);
+            cuModuleLoadData: "cuModuleLoadData", 2000, Either, Here,
+                (module: *mut *mut c_void, image: *const c_void);
+            cuModuleLoadDataEx[values; count]: "cuModuleLoadDataEx", 2010, Either, Here,
+                (module: *mut *mut c_void, image: *const c_void, count: c_uint, options: *mut c_void,
+                    values: *mut usize);
+            cuModuleLoadFatBinary: "cuModuleLoadFatBinary", 2000, Either, Here,
+                (module: *mut *mut c_void, image: *const c_void);
+            cuModuleGetFunction: "cuModuleGetFunction", 2000, Either, Here,
+                (function: *mut *mut c_void, module: *mut c_void, name: *const c_char);
+            cuModuleGetGlobal_v2: "cuModuleGetGlobal", 3020, Either, Here,
+                (address: *mut u64, bytes: *mut usize, module: *mut c_void, name: *const c_char);
+            cuLibraryLoadData[values; count]: "cuLibraryLoadData", 12000, Either, Here,
+                (library: *mut *mut c_void, code: *const c_void, options: *mut c_void, values: *mut usize,
+                    count: c_uint, library_options: *mut c_void, library_values: *mut *mut c_void,
+                    library_count: c_uint);
+            cuLibraryLoadFromFile[values; count]: "cuLibraryLoadFromFile", 12000, Either, Here,
+                (library: *mut *mut c_void, file: *const c_char, options: *mut c_void, values: *mut usize,
+                    count: c_uint, library_options: *mut c_void, library_values: *mut *mut c_void,
+                    library_count: c_uint);
+            cuLibraryGetModule: "cuLibraryGetModule", 12000, Either, Here,
+                (module: *mut *mut c_void, library: *mut c_void);
+            cuLibraryGetGlobal: "cuLibraryGetGlobal", 12000, Either, Here,
+                (address: *mut u64, bytes: *mut usize, library: *mut c_void, name: *const c_char);
+            cuLibraryGetManaged: "cuLibraryGetManaged", 12000, Either, Here,
+                (address: *mut u64, bytes: *mut usize, library: *mut c_void, name: *const c_char);
+            cuKernelGetFunction: "cuKernelGetFunction", 12000, Either, Here,
+                (function: *mut *mut c_void, kernel: *mut c_void);
+            cuKernelGetAttribute: "cuKernelGetAttribute", 12000, Either, Anywhere,
+                (value: *mut c_int, attribute: c_uint, kernel: *mut c_void, device: c_int);
+            cuKernelSetAttribute: "cuKernelSetAttribute", 12000, Either, Anywhere,
+                (attribute: c_uint, value: c_int, kernel: *mut c_void, device: c_int);
+            cuFuncLoad: "cuFuncLoad", 12040, Either, Here, (function: *mut c_void);
+            cuFuncGetAttribute: "cuFuncGetAttribute", 2020, Either, Here,
+                (value: *mut c_int, attribute: c_uint, function: *mut c_void);
+            cuFuncSetAttribute: "cuFuncSetAttribute", 9000, Either, Here,
+                (function: *mut c_void, attribute: c_uint, value: c_int);
+
+            cuLaunchKernel: "cuLaunchKernel", 4000, Legacy, Here,
+                (function: *mut c_void, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
+                    block_y: c_uint, block_z: c_uint, shared: c_uint, stream: u64,
+                    arguments: *mut *mut c_void, extra: *mut *mut c_void);
+            cuLaunchKernel_ptsz: "cuLaunchKernel", 7000, PerThread, Here,
+                (function: *mut c_void, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
+                    block_y: c_uint, block_z: c_uint, shared: c_uint, stream: u64,
+                    arguments: *mut *mut c_void, extra: *mut *mut c_void);
+            cuLaunchKernelEx: "cuLaunchKernelEx", 11060, Legacy, Here,
                 (how: *const c_void, function: *mut c_void, arguments: *mut *mut c_void,
                     extra: *mut *mut c_void);
-            cuLaunchKernelEx_ptsz: "cuLaunchKernelEx", 11060, PerThread,
+            cuLaunchKernelEx_ptsz: "cuLaunchKernelEx", 11060, PerThread, Here,
                 (how: *const c_void, function: *mut c_void, arguments: *mut *mut c_void,
                     extra: *mut *mut c_void);
-            cuLaunchCooperativeKernel: "cuLaunchCooperativeKernel", 9000, Legacy,
-                (function: *mut c_void, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
-                    block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint,
-                    stream: u64, arguments: *mut *mut c_void);
-            cuLaunchCooperativeKernel_ptsz: "cuLaunchCooperativeKernel", 9000, PerThread,
-                (function: *mut c_void, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
-                    block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint,
-                    stream: u64, arguments: *mut *mut c_void);
-            cuGraphLaunch: "cuGraphLaunch", 10000, Legacy, (graph: *mut c_void, stream: u64);
-            cuGraphLaunch_ptsz: "cuGraphLaunch", 10000, PerThread,
+            cuLaunchCooperativeKernel: "cuLaunchCooperativeKernel", 9000, Legacy, Here,
+                (function: *mut c_void, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
+                    block_y: c_uint, block_z: c_uint, shared: c_uint, stream: u64,
+                    arguments: *mut *mut c_void);
+            cuLaunchCooperativeKernel_ptsz: "cuLaunchCooperativeKernel", 9000, PerThread, Here,
+                (function: *mut c_void, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
+                    block_y: c_uint, block_z: c_uint, shared: c_uint, stream: u64,
+                    arguments: *mut *mut c_void);
+            cuGraphInstantiateWithFlags: "cuGraphInstantiateWithFlags", 11040, Either, Anywhere,
+                (made: *mut *mut c_void, graph: *mut c_void, flags: c_ulonglong);
+            cuGraphInstantiateWithParams: "cuGraphInstantiateWithParams", 12000, Legacy, Anywhere,
+                (made: *mut *mut c_void, graph: *mut c_void, how: *mut c_void);
+            cuGraphInstantiateWithParams_ptsz: "cuGraphInstantiateWithParams", 12000, PerThread, Anywhere,
+                (made: *mut *mut c_void, graph: *mut c_void, how: *mut c_void);
+            cuGraphUpload: "cuGraphUpload", 11010, Legacy, Anywhere, (graph: *mut c_void, stream: u64);
+            cuGraphUpload_ptsz: "cuGraphUpload", 11010, PerThread, Anywhere,
                 (graph: *mut c_void, stream: u64);
-            cuGraphUpload: "cuGraphUpload", 11010, Legacy, (graph: *mut c_void, stream: u64);
-            cuGraphUpload_ptsz: "cuGraphUpload", 11010, PerThread,
+            cuGraphLaunch: "cuGraphLaunch", 10000, Legacy, Anywhere, (graph: *mut c_void, stream: u64);
+            cuGraphLaunch_ptsz: "cuGraphLaunch", 10000, PerThread, Anywhere,
                 (graph: *mut c_void, stream: u64);
         }
     };

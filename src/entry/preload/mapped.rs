@@ -347,13 +347,14 @@ fn tend() {
 }
 
 /// A device has no memory for the program: what is kept goes back to the driver, and so does what its pool
-/// keeps for later. False where there was nothing.
+/// keeps for later.
 #[cold]
-fn make_room(place: Location) -> bool {
-    let kept = give_back();
+fn make_room(place: Location) {
+    give_back();
     let device = allocator_in_use().and_then(|it| it.open_device(place.id));
-    let device = device.filter(|_| place.kind == DEVICE);
-    device.is_some_and(room::empty) || kept
+    if let Some(device) = device.filter(|_| place.kind == DEVICE && !capture::is_on()) {
+        room::empty(device);
+    }
 }
 
 /// What has to be there before anything is kept: a child that is forked has to know itself, and with the pool
@@ -399,7 +400,8 @@ pub fn create(
             None => pieces.created(kind, handle, make()),
         }
     });
-    if status == OUT_OF_MEMORY && make_room(asked.location) {
+    if status == OUT_OF_MEMORY {
+        make_room(asked.location);
         status = with(|pieces| pieces.created(kind, handle, make()));
     }
     Some(status)

@@ -42,6 +42,7 @@ use concertina_engine::runtime::lifecycle;
 use inside::Inside;
 use list::{interposed, retried};
 use mapped::{Access, Properties};
+use room::Reach;
 use sharing::IpcHandle;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
@@ -68,19 +69,14 @@ fn attend(body: impl FnOnce() -> Answer, real: impl FnOnce() -> u32) -> u32 {
 #[inline]
 fn attend_counted(
     function: Function,
-    body: impl Fn() -> Answer,
+    body: impl FnOnce() -> Answer,
     real: impl Fn() -> u32,
     bytes: impl FnOnce() -> usize,
 ) -> u32 {
     let Some(inside) = enter() else { return real() };
     let call = calls::start();
-    let mut status = finish(inside, &body, &real);
-    if status == memory::OUT_OF_MEMORY
-        && room::make()
-        && let Some(inside) = enter()
-    {
-        status = finish(inside, body, real);
-    }
+    // The body's own refusal stays: a limit is not to be gone round.
+    let status = finish(inside, body, || room::with(Reach::Anywhere, real));
     call.done(function, status, bytes, caller::name);
     status
 }
@@ -128,13 +124,16 @@ macro_rules! export {
 interposed!(export);
 
 macro_rules! export_retried {
-    ($($symbol:ident: $base:literal, $since:literal, $stream:ident,
-        ($($argument:ident: $kind:ty),*);)*) => {
+    ($($symbol:ident $([$values:ident; $count:ident])?: $base:literal, $since:literal, $stream:ident,
+        $reach:ident, ($($argument:ident: $kind:ty),*);)*) => {
         $(
             /// The driver's function of this name.
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $symbol($($argument: $kind),*) -> u32 {
-                room::with(|| real::repeat!($symbol($($argument),*)))
+                let real = || real::repeat!($symbol($($argument),*));
+                $(return room::with_values(Reach::$reach, $values, $count, real);)?
+                #[allow(unreachable_code, reason = "the line above is there for some of them")]
+                room::with(Reach::$reach, real)
             }
         )*
 

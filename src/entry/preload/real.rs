@@ -48,8 +48,8 @@ macro_rules! listed {
 interposed!(listed);
 
 macro_rules! listed_retried {
-    ($($symbol:ident: $base:literal, $since:literal, $stream:ident,
-        ($($argument:ident: $kind:ty),*);)*) => {
+    ($($symbol:ident $([$values:ident; $count:ident])?: $base:literal, $since:literal, $stream:ident,
+        $reach:ident, ($($argument:ident: $kind:ty),*);)*) => {
         table!(Retried: $($symbol: ($($argument: $kind),*);)*);
     };
 }

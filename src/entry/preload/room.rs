@@ -1,54 +1,115 @@
 //! Room for what the driver allocates itself. Bare, what a program has freed is the driver's again, for an
 //! array, a module or the local memory of a kernel as well; here the pool keeps it. So where the driver says
-//! that it has none, what is kept for later goes back to it, and it is asked once more.
+//! that it has none, what is kept for later goes back to it, and it is asked again.
 
 use super::breaks::is_broken;
 use super::memory::OUT_OF_MEMORY;
 use super::{capture, enter, guard, mapped, real};
-use concertina_engine::runtime::{Device, Usage, allocator_in_use};
+use concertina_engine::runtime::{Device, allocator_in_use};
+use std::cell::Cell;
+use std::ffi::c_uint;
+use std::slice;
 
-/// Calls a function of the driver, and once more where there was no memory and now is. Costs one comparison
-/// where there was.
+/// Whose memory a call may need.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// The current device's.
+    Here,
+    /// Any device's, which its arguments name.
+    Anywhere,
+}
+
+/// What is given back, one after the other, until the driver has memory.
+#[derive(Clone, Copy)]
+enum Step {
+    /// What is idle on the current device.
+    Idle,
+    /// The same on the others. Nothing waits for them: their work may be waiting for this call.
+    IdleElsewhere,
+    /// What was freed in a stream's order on the current device, and what waits there for its work. What
+    /// `cudaFree` gave back is idle, so that only a program that has freed otherwise waits.
+    Freed,
+}
+
+/// Calls a function of the driver, and again where there was no memory. Costs one comparison where there was.
 #[inline(always)]
-pub fn with(call: impl Fn() -> u32) -> u32 {
+pub fn with(reach: Reach, call: impl Fn() -> u32) -> u32 {
     match call() {
-        OUT_OF_MEMORY if make() => call(),
+        OUT_OF_MEMORY => ask_again(reach, &call),
         status => status,
     }
 }
 
-/// Gives back what is kept for later: memory that the program maps itself, and what the pool of the current
-/// device has free; of every device, where none is current. Waits for what was freed. False where there was
-/// nothing, while a stream is captured, in which nothing may wait, or where this is none of our business.
-#[cold]
-#[inline(never)]
-pub fn make() -> bool {
-    let Some(_inside) = enter().filter(|_| !is_broken("room")) else {
-        return false;
+/// The same for a function that writes over so many of the values it is given, as what loads a module does over
+/// the sizes of the buffers for its messages.
+pub fn with_values(reach: Reach, values: *mut usize, count: c_uint, call: impl Fn() -> u32) -> u32 {
+    let kept = match values.is_null() {
+        true => Vec::new(),
+        // SAFETY: the program's list of so many values, which the driver would read now.
+        false => unsafe { slice::from_raw_parts(values, count as usize) }.to_vec(),
     };
-    guard(false, || {
-        let kept = mapped::give_back();
-        let mut device = -1;
-        let here = real::ask!(cuCtxGetDevice(&mut device)) == 0;
-        let Some(allocator) = allocator_in_use() else {
-            return kept;
-        };
-        let is_meant = |it: &&Device| !here || it.ordinal() == device;
-        let pools = allocator.open_devices().filter(is_meant);
-        pools.fold(kept, |made, pool| empty(pool) || made)
+    let first = Cell::new(true);
+    with(reach, || {
+        if !first.replace(false) && !kept.is_empty() {
+            // SAFETY: the same list, which the driver writes to as well.
+            unsafe { slice::from_raw_parts_mut(values, kept.len()) }.copy_from_slice(&kept);
+        }
+        call()
     })
 }
 
-/// Gives back what a pool has free, and what is set aside for later.
-pub fn empty(device: &Device) -> bool {
-    if capture::is_on() {
-        return false;
+/// Whether this thread gave anything back does not count: another one may have done it for both.
+#[cold]
+#[inline(never)]
+fn ask_again(reach: Reach, call: &dyn Fn() -> u32) -> u32 {
+    let elsewhere = (reach == Reach::Anywhere).then_some(Step::IdleElsewhere);
+    let steps = [Some(Step::Idle), elsewhere, Some(Step::Freed)];
+    for step in steps.into_iter().flatten() {
+        if !make(step) {
+            break;
+        }
+        match call() {
+            OUT_OF_MEMORY => {}
+            status => return status,
+        }
     }
-    let Usage { live, reserved } = device.usage();
-    if live == reserved {
+    OUT_OF_MEMORY
+}
+
+/// Gives back. False where that cannot be: while a stream is captured, in which nothing may be unmapped or
+/// waited for, and where this is none of our business.
+fn make(step: Step) -> bool {
+    let Some(_inside) = enter().filter(|_| !capture::is_on() && !is_broken("room")) else {
         return false;
-    }
+    };
+    guard(false, || {
+        let mut device = -1;
+        let known = real::ask!(cuCtxGetDevice(&mut device)) == 0;
+        // Without a current device every one is meant.
+        let is_here = |it: &Device| !known || it.ordinal() == device;
+        let devices = allocator_in_use()
+            .into_iter()
+            .flat_map(|it| it.open_devices());
+        match step {
+            Step::Idle => {
+                mapped::give_back();
+                devices
+                    .filter(|it| is_here(it))
+                    .for_each(Device::give_idle_back);
+            }
+            Step::IdleElsewhere => {
+                devices
+                    .filter(|it| !is_here(it))
+                    .for_each(Device::give_idle_back);
+            }
+            Step::Freed => devices.filter(|it| is_here(it)).for_each(empty),
+        }
+        true
+    })
+}
+
+/// Gives back all that a pool has free, and what is set aside for later.
+pub fn empty(device: &Device) {
     device.take_back_aside();
     device.empty_cache();
-    device.usage().reserved < reserved
 }

@@ -1,5 +1,5 @@
 /* What the driver allocates itself, when the program has had all memory and given it back: by name of what it
- * is, and nothing but that, or all but the last.
+ * is, and nothing but that; without a name the first ones, which leave a GPU as they found it.
  *
  * Run: passed_on
  */
@@ -20,6 +20,7 @@ struct pool_properties {
 
 extern int cuArrayCreate_v2(handle *, const struct array_descriptor *), cuArrayDestroy(handle);
 extern int cuModuleLoadData(handle *, const void *), cuModuleUnload(handle);
+extern int cuModuleLoadDataEx(handle *, const void *, unsigned, int *, void **);
 extern int cuModuleGetFunction(handle *, handle, const char *);
 extern int cuLaunchKernel(handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle,
                           void **, void **);
@@ -84,7 +85,12 @@ static void try_module(void) {
     char text[1024];
     handle module = NULL, function = NULL;
     snprintf(text, sizeof text, MODULE, (size_t)256 * MIB);
-    SHOW(cuModuleLoadData(&module, text));
+    /* `CU_JIT_INFO_LOG_BUFFER` and its size, which becomes that of the message. */
+    char message[256] = "";
+    int options[] = {3, 4};
+    void *values[] = {message, (void *)sizeof message};
+    SHOW(cuModuleLoadDataEx(&module, text, 2, options, values));
+    printf("message of %zu\n", (size_t)values[1]);
     SHOW(cuModuleGetFunction(&function, module, "nothing"));
     SHOW(cuModuleUnload(module));
 }
@@ -113,6 +119,69 @@ static void try_kernel(void) {
     SHOW(cuModuleUnload(module));
 }
 
+static pthread_barrier_t ready;
+
+static void *make_array(void *failed) {
+    struct array_descriptor what = {WIDTH, total / 16 / (16 * WIDTH), FLOAT, CHANNELS};
+    handle array = NULL;
+    cudaSetDevice(0);
+    pthread_barrier_wait(&ready);
+    *(int *)failed += cuArrayCreate_v2(&array, &what) != 0;
+    pthread_barrier_wait(&ready);
+    cuArrayDestroy(array);
+    return NULL;
+}
+
+/* Memory that one thread makes room for is there for the others. */
+static void try_threads(void) {
+    enum { ROUNDS = 5, THREADS = 4 };
+    int failed[THREADS] = {0};
+    pthread_t threads[THREADS];
+    pthread_barrier_init(&ready, NULL, THREADS);
+    for (int round = 0; round < ROUNDS; round++) {
+        had_it_all();
+        for (int i = 0; i < THREADS; i++)
+            pthread_create(&threads[i], NULL, make_array, &failed[i]);
+        for (int i = 0; i < THREADS; i++)
+            pthread_join(threads[i], NULL);
+    }
+    printf("failed: %d %d %d %d\n", failed[0], failed[1], failed[2], failed[3]);
+}
+
+/* Work that waits for the thread that asks for memory. */
+static volatile int asked;
+static void wait_for_it(void *unused) {
+    (void)unused;
+    for (int i = 0; i < 300 && !asked; i++)
+        usleep(10000);
+    printf("asked %d\n", asked);
+}
+
+static void try_held(void) {
+    handle stream;
+    SHOW(cudaStreamCreateWithFlags(&stream, NON_BLOCKING));
+    SHOW(cudaLaunchHostFunc(stream, wait_for_it, NULL));
+    try_array();
+    asked = 1;
+    SHOW(cudaStreamSynchronize(stream));
+}
+
+/* Memory of another device than the current one. */
+static void try_devices(void) {
+    struct pool_properties properties;
+    handle pool, stream;
+    void *block = NULL;
+    SHOW(cudaSetDevice(1));
+    had_it_all();
+    memset(&properties, 0, sizeof properties);
+    properties.kind = properties.location_kind = properties.location = 1;
+    SHOW(cudaMemPoolCreate(&pool, &properties));
+    SHOW(cudaStreamCreateWithFlags(&stream, NON_BLOCKING));
+    SHOW(cudaSetDevice(0));
+    SHOW(cudaMallocFromPoolAsync(&block, total / 8, pool, stream));
+    SHOW(cudaFreeAsync(block, stream));
+}
+
 static void try_managed(void) {
     void *block = NULL;
     SHOW(cudaMallocManaged(&block, total / 8, 1));
@@ -122,18 +191,19 @@ static void try_managed(void) {
 static const struct {
     const char *name;
     void (*run)(void);
+    int always;
 } TRIES[] = {
-    {"array", try_array}, {"pool", try_pool},     {"module", try_module},
-    {"context", try_context}, {"kernel", try_kernel}, {"managed", try_managed},
+    {"array", try_array, 1},   {"pool", try_pool, 1},       {"module", try_module, 1},
+    {"context", try_context, 1}, {"threads", try_threads, 1}, {"kernel", try_kernel, 1},
+    {"held", try_held, 0},     {"devices", try_devices, 0}, {"managed", try_managed, 0},
 };
 
 int main(int count, char **arguments) {
     size_t free;
     SHOW(cudaFree(NULL));
     SHOW(cudaMemGetInfo(&free, &total));
-    int tries = sizeof TRIES / sizeof *TRIES;
-    for (int i = 0; i < tries; i++) {
-        if (count == 1 ? i == tries - 1 : strcmp(arguments[1], TRIES[i].name) != 0)
+    for (size_t i = 0; i < sizeof TRIES / sizeof *TRIES; i++) {
+        if (count == 1 ? !TRIES[i].always : strcmp(arguments[1], TRIES[i].name) != 0)
             continue;
         had_it_all();
         printf("%s\n", TRIES[i].name);

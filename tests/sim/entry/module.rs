@@ -6,9 +6,9 @@ use crate::memory::Make;
 use crate::run::Session;
 use crate::state::Answer;
 use cudarc::driver::sys::{
-    CUDA_ARRAY_DESCRIPTOR, CUarray, CUarray_format, CUfunction, CUmodule, CUresult,
+    CUDA_ARRAY_DESCRIPTOR, CUarray, CUarray_format, CUfunction, CUjit_option, CUmodule, CUresult,
 };
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char, c_uint, c_void};
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
@@ -44,17 +44,57 @@ fn variables(text: &str) -> u64 {
 }
 
 /// Loads a module in PTX, which may be freed then.
+///
+/// # Safety
+/// The module's contract.
+unsafe fn load(
+    session: &mut Session<'_>,
+    name: &str,
+    to: *mut CUmodule,
+    image: *const c_void,
+) -> Answer {
+    wanted(to)?;
+    if image.is_null() {
+        return Err(INVALID);
+    }
+    // SAFETY: the caller's promise: PTX ends in a null.
+    let text = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy();
+    let found = allocate(session, name, variables(&text).max(1))?;
+    // SAFETY: the caller's promise.
+    unsafe { give(to, found.cast()) }
+}
+
+/// Loads a module.
 pub unsafe extern "C" fn cuModuleLoadData(to: *mut CUmodule, image: *const c_void) -> u32 {
     call(Function::cuModuleLoadData, |session| {
-        wanted(to)?;
-        if image.is_null() {
-            return Err(INVALID);
-        }
-        // SAFETY: the module's contract: PTX ends in a null.
-        let text = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy();
-        let found = allocate(session, "cuModuleLoadData", variables(&text).max(1))?;
         // SAFETY: the module's contract.
-        unsafe { give(to, found.cast()) }
+        unsafe { load(session, "cuModuleLoadData", to, image) }
+    })
+}
+
+/// The same with options, of which the size of the buffer for messages is one: what it holds then is written
+/// in its place, and of a module that is not loaded there is no message.
+pub unsafe extern "C" fn cuModuleLoadDataEx(
+    to: *mut CUmodule,
+    image: *const c_void,
+    count: c_uint,
+    options: *mut CUjit_option,
+    values: *mut *mut c_void,
+) -> u32 {
+    /// Bytes of the message.
+    const MESSAGE: usize = 24;
+    call(Function::cuModuleLoadDataEx, |session| {
+        // SAFETY: the module's contract.
+        let loaded = unsafe { load(session, "cuModuleLoadDataEx", to, image) };
+        let message = if loaded.is_ok() { MESSAGE } else { 0 };
+        for at in 0..count as usize {
+            // SAFETY: the module's contract: so many of each.
+            let (option, value) = unsafe { (*options.add(at), &mut *values.add(at)) };
+            if option == CUjit_option::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES {
+                *value = std::ptr::without_provenance_mut(value.addr().min(message));
+            }
+        }
+        loaded
     })
 }
 

@@ -69,6 +69,7 @@ macro_rules! functions {
             cuMemSetAccess: fn(address: CUdeviceptr, size: usize, access: *const CUmemAccessDesc, count: usize);
             cuModuleLoadData: fn(to: *mut CUmodule, image: *const c_void);
             cuModuleUnload: fn(module: CUmodule);
+            cuModuleLoadDataEx: fn(to: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut CUjit_option, values: *mut *mut c_void);
             cuModuleGetFunction: fn(to: *mut CUfunction, module: CUmodule, name: *const c_char);
             cuArrayCreate_v2: fn(to: *mut CUarray, what: *const CUDA_ARRAY_DESCRIPTOR);
             cuArrayDestroy: fn(array: CUarray);

@@ -3,9 +3,9 @@
 
 use super::later::Aside;
 use super::{Device, OutOfMemory, Routes, State, UnknownPointer};
-use crate::core::{Found, Gpu, StreamKey};
+use crate::core::{Found, Gpu, StreamKey, UNORDERED};
 use crate::runtime::capture;
-use crate::runtime::gpu::{UNORDERED, synchronize};
+use crate::runtime::gpu::synchronize;
 use crate::runtime::sharing;
 use crate::runtime::shelf::Owner;
 

@@ -2,11 +2,10 @@
 //! and stays as long as anybody holds it.
 
 use super::super::device::Device;
-use super::super::gpu::UNORDERED;
 use super::super::lifecycle;
 use super::socket::{Answer, Question, ask};
 use super::{Handle, SegmentHandle, Unshared};
-use crate::core::Found;
+use crate::core::{Found, UNORDERED};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
