@@ -396,7 +396,7 @@ def main():
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="two rounds of less: some 3 minutes")
+    parser.add_argument("--quick", action="store_true", help="two rounds of less: some 4 minutes")
     parser.add_argument("--rounds", type=int, help="how often each allocator has its turn")
     parser.add_argument("--json", help="also write all figures to this file")
     parser.add_argument("--sim", action="store_true", help="the simulated GPU, even where there is one")
