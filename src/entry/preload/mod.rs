@@ -75,8 +75,13 @@ fn attend_counted(
 ) -> u32 {
     let Some(inside) = enter() else { return real() };
     let call = calls::start();
+    // A pool or a stream may be another device's.
+    let reach = match function {
+        Function::Alloc | Function::AllocPitch => Reach::Here,
+        _ => Reach::Anywhere,
+    };
     // The body's own refusal stays: a limit is not to be gone round.
-    let status = finish(inside, body, || room::with(Reach::Anywhere, real));
+    let status = finish(inside, body, || room::with(reach, real));
     call.done(function, status, bytes, caller::name);
     status
 }
@@ -96,6 +101,18 @@ fn finish(inside: Inside, body: impl FnOnce() -> Answer, real: impl FnOnce() -> 
     answer.unwrap_or_else(real)
 }
 
+macro_rules! hook {
+    ($symbol:ident, $base:literal, $since:literal, $stream:ident) => {
+        list::Hook {
+            symbol: stringify!($symbol),
+            base: $base,
+            since: $since,
+            stream: list::DefaultStream::$stream,
+            function: list::Address($symbol as *const c_void),
+        }
+    };
+}
+
 macro_rules! export {
     ($($symbol:ident $([$function:ident: $bytes:expr])?: $base:literal, $since:literal,
         $stream:ident, ($($argument:ident: $kind:ty),*) => $body:expr;)*) => {
@@ -112,13 +129,7 @@ macro_rules! export {
         )*
 
         /// Our function of each symbol.
-        static ANSWERED: &[list::Hook] = &[$(list::Hook {
-            symbol: stringify!($symbol),
-            base: $base,
-            since: $since,
-            stream: list::DefaultStream::$stream,
-            function: list::Address($symbol as *const c_void),
-        }),*];
+        static ANSWERED: &[list::Hook] = &[$(hook!($symbol, $base, $since, $stream)),*];
     };
 }
 interposed!(export);
@@ -138,13 +149,7 @@ macro_rules! export_retried {
         )*
 
         /// Our function of each symbol.
-        static RETRIED: &[list::Hook] = &[$(list::Hook {
-            symbol: stringify!($symbol),
-            base: $base,
-            since: $since,
-            stream: list::DefaultStream::$stream,
-            function: list::Address($symbol as *const c_void),
-        }),*];
+        static RETRIED: &[list::Hook] = &[$(hook!($symbol, $base, $since, $stream)),*];
     };
 }
 retried!(export_retried);
