@@ -5,7 +5,7 @@ use cudarc::driver::sys::CUresult;
 macro_rules! functions {
     ($($name:ident)*) => {
         /// The driver functions by name.
-        #[allow(non_camel_case_types)]
+        #[allow(non_camel_case_types, clippy::enum_variant_names, reason = "they are the driver's")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Function { $($name),* }
 
