@@ -722,12 +722,7 @@ fn addresses_that_are_wanted_again() {
 #[test]
 fn memory_that_the_driver_takes_elsewhere_and_meanwhile() {
     const MEMORY: (&str, &str) = ("STANDIN_MEMORY_MB", "1024");
-    const CASES: [(&[&str], &[(&str, &str)]); 3] = [
-        (&["managed"], &[MEMORY]),
-        (&["held"], &[MEMORY, HELD]),
-        (&["devices"], &[MEMORY, ("STANDIN_DEVICES", "2")]),
-    ];
-    for (arguments, environment) in CASES {
+    let compare = |arguments: &'static [&str], environment: &'static [(&str, &str)]| {
         let case = Case {
             arguments,
             environment,
@@ -735,7 +730,10 @@ fn memory_that_the_driver_takes_elsewhere_and_meanwhile() {
             ..Case::of("passed_on")
         };
         compare(&format!("passed-on-{}", arguments[0]), &case);
-    }
+    };
+    compare(&["managed"], &[MEMORY]);
+    compare(&["held"], &[MEMORY, HELD]);
+    compare(&["devices"], &[MEMORY, ("STANDIN_DEVICES", "2")]);
 }
 
 /// Loads that change from round to round, and storms that take all memory: nothing adds up.
