@@ -163,6 +163,46 @@ fn a_block_of_no_streams_that_is_recorded_on_one_stays_the_programs() {
     }
 }
 
+/// What was given back to no stream is used by nobody, and goes back to the driver whatever still runs. What a
+/// stream's work may use stays.
+#[test]
+fn what_no_stream_orders_goes_back_while_others_work() {
+    let bench = Bench::new(Settings::default());
+    let (gpu, device) = (&bench.gpu, bench.device());
+    let stream = gpu.stream();
+    let fill_up = || {
+        let blocks = (0..20).map(|_| device.allocate_unordered(20 << 20));
+        let blocks: Vec<u64> = blocks.map(|it| it.expect("memory")).collect();
+        for block in blocks {
+            assert_eq!(device.free_idle(block), Ok(()));
+        }
+        assert!(bench.reserved() >= 400 * MIB);
+    };
+    let used = bench.allocate(4 * MIB, stream);
+    fill_up();
+    let held = gpu.hold(&[stream]);
+    gpu.fill(used, 4 * MIB, 7, stream);
+    bench.free(used);
+    device.give_idle_back();
+    let kept = bench.reserved();
+    assert!((4 * MIB..40 * MIB).contains(&kept), "{kept}");
+    assert_eq!(bench.calls("cuCtxSynchronize"), 0);
+    held.let_go(stream);
+    gpu.settle();
+    device.give_idle_back();
+    assert_eq!(bench.reserved(), 0);
+    fill_up();
+    device.empty_cache();
+    assert_eq!(bench.reserved(), 0);
+    assert_eq!(
+        bench.calls("cuCtxSynchronize"),
+        0,
+        "there was nothing to wait for"
+    );
+    assert_eq!(device.check(), Ok(()));
+    bench.finish();
+}
+
 #[test]
 fn memory_that_is_set_aside_is_waited_for_rather_than_missed() {
     let bench = Bench::new(Settings {

@@ -6,7 +6,7 @@ use super::gpu::Gpu;
 use super::group::{GroupId, SHARED};
 use super::journal::Happening;
 use super::pool::Pool;
-use super::stream::StreamKey;
+use super::stream::{Slot, StreamKey, UNORDERED};
 
 impl<G: Gpu> Pool<G> {
     /// Takes old mappings down, the oldest first, until at most `bound` are left or the next one
@@ -85,10 +85,9 @@ impl<G: Gpu> Pool<G> {
             return 0;
         }
         self.wake_all();
-        self.release_unordered();
         self.advance();
         self.unmap_passed(0, SHARED);
-        self.give_chosen_back(SHARED)
+        self.give_idle_back(SHARED)
     }
 
     /// The same for one group, without waiting. For a group that is closing the caller has waited
@@ -104,23 +103,39 @@ impl<G: Gpu> Pool<G> {
             return self.trim_segments(id);
         }
         self.unmap_stale(0, id);
-        self.give_chosen_back(id)
+        self.give_idle_back(id)
     }
 
-    /// Gives back what is idle of a group and has no other mapping.
-    fn give_chosen_back(&mut self, id: GroupId) -> u64 {
-        let idle = self.groups[id as usize].idle;
-        self.choose(u64::MAX, idle, NONE);
-        let chosen = std::mem::take(&mut self.chosen);
+    /// Gives back the chunks of a group that are idle as a whole and have no other mapping; of those in a
+    /// group whose addresses a captured graph goes on using, none.
+    fn give_idle_back(&mut self, id: GroupId) -> u64 {
+        let group = &self.groups[id as usize];
+        if id != SHARED && !group.closing {
+            return 0;
+        }
+        // Joined with a stream's hole, what no stream orders would be that stream's: it stays where it is.
+        let is_idle = |at: u16, it: &Slot| at == it.idle || it.key == UNORDERED;
+        let slots = self
+            .slots
+            .iter()
+            .filter(|(at, it)| it.group == id && is_idle(*at, it));
+        let holes = slots.flat_map(|(_, it)| it.bins.ascending(&self.blocks, self.granularity));
+        let inside = |hole: BlockId| {
+            let block = &self.blocks[hole];
+            group
+                .chunks
+                .inside(block.address, block.end())
+                .map(move |chunk| (hole, chunk))
+        };
+        let found: Vec<(BlockId, ChunkId)> = holes.flat_map(inside).collect();
         let mut bytes = 0;
-        for (hole, chunk_id) in &chosen {
-            let chunk = *self.groups[id as usize].chunks.get(*chunk_id);
-            if chunk.stale == 0 && self.give_back(*hole, *chunk_id, id) {
+        for (hole, chunk_id) in found {
+            let chunk = *self.groups[id as usize].chunks.get(chunk_id);
+            if chunk.stale == 0 && self.give_back(hole, chunk_id, id) {
                 bytes += chunk.size;
             }
         }
         self.start_where_the_gap_does(id);
-        self.chosen = chosen;
         bytes
     }
 

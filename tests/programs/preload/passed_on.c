@@ -61,10 +61,15 @@ static void had_it_all(void) {
     printf("had it all: %d\n", count > 10 && status == 0);
 }
 
-static void try_array(void) {
-    struct array_descriptor what = {WIDTH, total / 8 / (16 * WIDTH), FLOAT, CHANNELS};
+static handle make_array(size_t bytes) {
+    struct array_descriptor what = {WIDTH, bytes / (16 * WIDTH), FLOAT, CHANNELS};
     handle array = NULL;
     SHOW(cuArrayCreate_v2(&array, &what));
+    return array;
+}
+
+static void try_array(void) {
+    handle array = make_array(total / 8);
     SHOW(cuArrayDestroy(array));
 }
 
@@ -121,7 +126,7 @@ static void try_kernel(void) {
 
 static pthread_barrier_t ready;
 
-static void *make_array(void *failed) {
+static void *array_with_others(void *failed) {
     struct array_descriptor what = {WIDTH, total / 16 / (16 * WIDTH), FLOAT, CHANNELS};
     handle array = NULL;
     cudaSetDevice(0);
@@ -141,7 +146,7 @@ static void try_threads(void) {
     for (int round = 0; round < ROUNDS; round++) {
         had_it_all();
         for (int i = 0; i < THREADS; i++)
-            pthread_create(&threads[i], NULL, make_array, &failed[i]);
+            pthread_create(&threads[i], NULL, array_with_others, &failed[i]);
         for (int i = 0; i < THREADS; i++)
             pthread_join(threads[i], NULL);
     }
@@ -161,9 +166,10 @@ static void try_held(void) {
     handle stream;
     SHOW(cudaStreamCreateWithFlags(&stream, NON_BLOCKING));
     SHOW(cudaLaunchHostFunc(stream, wait_for_it, NULL));
-    try_array();
+    handle array = make_array(total / 8);
     asked = 1;
     SHOW(cudaStreamSynchronize(stream));
+    SHOW(cuArrayDestroy(array));
 }
 
 /* Memory of another device than the current one. */
