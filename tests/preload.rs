@@ -338,6 +338,7 @@ cases! {
     memory_that_is_kept_mapped_beside_cudas_own: "mapped" ["400"], [("STANDIN_MEMORY_MB", "512"), ("CONCERTINA_CONF", "ipc:True")], None, ["kept back"];
     memory_that_the_driver_takes: "passed_on" [], [("STANDIN_MEMORY_MB", "1024"), ("STANDIN_KERNELS_MB", "300")], None, ["room"];
     memory_that_the_driver_takes_while_frees_wait: "passed_on" [], [("STANDIN_MEMORY_MB", "1024"), ("STANDIN_KERNELS_MB", "300"), ("CONCERTINA_CONF", "free:relaxed")], None, ["room"];
+    memory_that_is_kept_mapped_beside_cudas_own_under_a_limit: "mapped" ["400"], [("STANDIN_MEMORY_MB", "512"), ("CONCERTINA_CONF", "ipc:True,limit:500MiB")], None, ["kept back"];
     memory_pools: "pools" [], [], Some(5), ["pools", "pool attributes"];
     captures_while_memory_is_idle: "idle" [], [("CONCERTINA_CONF", "idle_release_ms:20")], Some(1), ["idle"];
     idle_memory_under_a_driver_that_calls_itself: "idle_memory" [], [("STANDIN_NESTED", "1"), ("CONCERTINA_CONF", "idle_release_ms:20")], None, ["inside"];

@@ -304,6 +304,7 @@ mod sim_only {
                     bench.free(block);
                 }
                 8 if random.once_in(4) => device.empty_cache(),
+                8 if random.once_in(4) => device.give_idle_back(),
                 _ => {}
             }
             assert_eq!(device.check(), Ok(()));

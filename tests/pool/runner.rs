@@ -145,6 +145,7 @@ impl<'a> Runner<'a> {
             82..90 if self.plan.share => self.use_elsewhere(),
             90..93 => self.verify_one(),
             93 if self.plan.empty && self.random.once_in(3) => self.device.empty_cache(),
+            93 if self.plan.empty && self.random.once_in(2) => self.device.give_idle_back(),
             93 if self.plan.tend => self.tend_idle(),
             94 => self.set_limit(),
             95 if self.plan.destroy => self.replace_stream(),

@@ -553,12 +553,13 @@ impl Device {
         tally.syncs = tally.syncs.max(waits + 1);
     }
 
-    /// The same of what nothing uses any more, as far as is known now. Never waits for the GPU.
+    /// Gives back of its pool what nothing uses any more, as far as is known now. Never waits for the GPU.
     pub fn give_idle_back(&self) {
-        kept::give_back();
         let mut state = self.settled();
-        state.pool.trim_idle();
-        state.pool.gpu_mut().give_back_leftovers();
+        let State { later, pool, .. } = &mut *state;
+        later.give_back_passed(pool);
+        pool.trim_idle();
+        pool.gpu_mut().give_back_leftovers();
     }
 
     /// Looks after idle memory, as is to be done now and then: whole free chunks that nobody has used

@@ -346,17 +346,6 @@ fn tend() {
     });
 }
 
-/// A device has no memory for the program: what is kept goes back to the driver, and so does what its pool
-/// keeps for later.
-#[cold]
-fn make_room(place: Location) {
-    give_back();
-    let device = allocator_in_use().and_then(|it| it.open_device(place.id));
-    if let Some(device) = device.filter(|_| place.kind == DEVICE && !capture::is_on()) {
-        room::empty(device);
-    }
-}
-
 /// What has to be there before anything is kept: a child that is forked has to know itself, and with the pool
 /// comes the thread that gives idle memory back, if that is wanted.
 fn prepare() {
@@ -401,8 +390,12 @@ pub fn create(
         }
     });
     if status == OUT_OF_MEMORY {
-        make_room(asked.location);
-        status = with(|pieces| pieces.created(kind, handle, make()));
+        let ask = || with(|pieces| pieces.created(kind, handle, make()));
+        let place = Some(asked.location).filter(|it| it.kind == DEVICE);
+        let device = place.and_then(|it| allocator_in_use()?.open_device(it.id));
+        if let Some(device) = device {
+            status = room::again(device, status, ask);
+        }
     }
     Some(status)
 }

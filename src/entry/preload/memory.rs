@@ -98,6 +98,10 @@ pub fn allocate_pitch(
         }
         None => {
             let status = real::call!(cuMemAllocPitch_v2(address, pitch, width, height, element));
+            if status == OUT_OF_MEMORY {
+                // The caller asks again.
+                return None;
+            }
             if status == 0 && room {
                 // SAFETY: the driver wrote it just now.
                 known.insert(kind, unsafe { *pitch });

@@ -2,7 +2,7 @@
 //! so that the program cannot go round it.
 
 use super::memory::OUT_OF_MEMORY;
-use super::{Answer, capture, context, real};
+use super::{Answer, capture, context, real, room};
 use concertina_engine::runtime::{Device, allocator_in_use};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -34,7 +34,8 @@ pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
     if !device.admit_outside(bytes, !capture::is_on()) {
         return Some(OUT_OF_MEMORY);
     }
-    let status = real::call!(cuMemAlloc_v2(address, bytes as usize));
+    let ask = || real::call!(cuMemAlloc_v2(address, bytes as usize));
+    let status = room::again(device, ask(), ask);
     match status {
         0 => {
             // SAFETY: the driver wrote the program's place for the address.

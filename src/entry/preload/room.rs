@@ -27,7 +27,7 @@ enum Step {
     /// The same on the others. Nothing waits for them: their work may be waiting for this call.
     IdleElsewhere,
     /// What was freed in a stream's order on the current device, and what waits there for its work. What
-    /// `cudaFree` gave back is idle, so that only a program that has freed otherwise waits.
+    /// `cudaFree` gave back is idle, unless it is relaxed: only a program that has freed otherwise waits.
     Freed,
 }
 
@@ -56,6 +56,25 @@ pub fn with_values(reach: Reach, values: *mut usize, count: c_uint, call: impl F
         }
         call()
     })
+}
+
+/// The same for who is at work already, and has the first answer: on one device, whatever may be missing there.
+#[cold]
+pub fn again(device: &Device, mut status: u32, call: impl Fn() -> u32) -> u32 {
+    for give_back in [give_idle_back, empty] {
+        if status != OUT_OF_MEMORY || capture::is_on() || is_broken("room") {
+            break;
+        }
+        give_back(device);
+        status = call();
+    }
+    status
+}
+
+/// Gives back what is kept and what is idle on a device.
+fn give_idle_back(device: &Device) {
+    mapped::give_back();
+    device.give_idle_back();
 }
 
 /// Whether this thread gave anything back does not count: another one may have done it for both.
@@ -109,7 +128,7 @@ fn make(step: Step) -> bool {
 }
 
 /// Gives back all that a pool has free, and what is set aside for later.
-pub fn empty(device: &Device) {
+fn empty(device: &Device) {
     device.take_back_aside();
     device.empty_cache();
 }

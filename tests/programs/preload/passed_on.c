@@ -86,6 +86,15 @@ static void try_pool(void) {
     SHOW(cudaMemPoolDestroy(pool));
 }
 
+/* Of each width the driver says how far apart the rows are. */
+static void try_pitch(void) {
+    device_address rows;
+    size_t pitch = 0;
+    SHOW(cuMemAllocPitch_v2(&rows, &pitch, MIB, total / 8 / MIB, 16));
+    printf("pitch %zu\n", pitch);
+    SHOW(cuMemFree_v2(rows));
+}
+
 static void try_module(void) {
     char text[1024];
     handle module = NULL, function = NULL;
@@ -199,7 +208,7 @@ static const struct {
     void (*run)(void);
     int always;
 } TRIES[] = {
-    {"array", try_array, 1},   {"pool", try_pool, 1},       {"module", try_module, 1},
+    {"array", try_array, 1}, {"pitch", try_pitch, 1},   {"pool", try_pool, 1},       {"module", try_module, 1},
     {"context", try_context, 1}, {"threads", try_threads, 1}, {"kernel", try_kernel, 1},
     {"held", try_held, 0},     {"devices", try_devices, 0}, {"managed", try_managed, 0},
 };

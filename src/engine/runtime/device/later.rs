@@ -185,6 +185,12 @@ impl Later {
         self.ready_bytes = 0;
     }
 
+    /// Gives back to the pool what is known to be used by nothing any more. What has no event yet stays.
+    pub fn give_back_passed(&mut self, pool: &mut Pool<DriverGpu>) {
+        while self.advance(pool) {}
+        self.give_back_ready(pool);
+    }
+
     /// Gives all of it back to the pool: the caller has waited for the device.
     pub fn give_back(&mut self, pool: &mut Pool<DriverGpu>) {
         self.give_back_ready(pool);
