@@ -30,6 +30,7 @@ fn random_work_finds_its_memory_as_it_left_it() {
             streams: 1 + seed % 6,
             limits: Some((300 * MIB, 3 * GIB)),
             tend: seed % 2 == 1,
+            unordered: seed % 3 == 2,
             ..Plan::default()
         };
         let mut runner = Runner::new(&bench.gpu, bench.device(), plan, seed);
@@ -144,6 +145,7 @@ mod sim_only {
             largest: [MIB, 30 * MIB, 300 * MIB][random.below(3) as usize],
             live: random.between(20, 900) * MIB,
             share: !random.once_in(4),
+            unordered: random.once_in(3),
             destroy: false,
             pools: random.once_in(4),
             empty: !random.once_in(3),

@@ -19,6 +19,8 @@ pub struct Plan {
     pub live: u64,
     /// Uses by other streams than the block's own.
     pub share: bool,
+    /// Blocks that no stream orders, now and then.
+    pub unordered: bool,
     /// Streams end, and others take up their handles.
     pub destroy: bool,
     /// `empty_cache` now and then.
@@ -41,6 +43,7 @@ impl Default for Plan {
             largest: 200 * MIB,
             live: 500 * MIB,
             share: true,
+            unordered: false,
             destroy: false,
             pools: false,
             empty: true,
@@ -68,6 +71,8 @@ pub struct Block {
     recorded: bool,
     /// A stream used it without being recorded; its home must come after it before it is freed.
     unrecorded: bool,
+    /// No stream orders it: any may use it, and it is given back once all work is done.
+    unordered: bool,
 }
 
 /// In place of a stream that is no more.
@@ -178,7 +183,12 @@ impl<'a> Runner<'a> {
 
     fn allocate(&mut self) {
         let (requested, home) = (self.size(), self.stream());
-        let Ok(address) = self.device.allocate(requested as usize, home) else {
+        let unordered = self.plan.unordered && self.random.once_in(4);
+        let found = match unordered {
+            true => self.device.allocate_unordered(requested as usize),
+            false => self.device.allocate(requested as usize, home),
+        };
+        let Ok(address) = found else {
             self.refused += 1;
             return;
         };
@@ -209,6 +219,7 @@ impl<'a> Runner<'a> {
             windows: Vec::new(),
             recorded: false,
             unrecorded: false,
+            unordered,
         };
         self.blocks.push(block);
         self.write(self.blocks.len() - 1, home);
@@ -272,7 +283,9 @@ impl<'a> Runner<'a> {
         if other == self.blocks[at].home || !self.reach(at, other) {
             return;
         }
-        if self.blocks[at].home == ENDED || self.random.once_in(2) {
+        if self.blocks[at].unordered {
+            // It is waited for before it is given back.
+        } else if self.blocks[at].home == ENDED || self.random.once_in(2) {
             assert_eq!(
                 self.device.record_use(self.blocks[at].address, other),
                 Ok(())
@@ -322,6 +335,15 @@ impl<'a> Runner<'a> {
     /// Gives a block back, with its work still under way.
     fn free(&mut self, at: usize) {
         let block = &self.blocks[at];
+        if block.unordered {
+            assert_eq!(self.device.synchronize(), 0);
+            let block = self.blocks.swap_remove(at);
+            self.forget(&block);
+            self.account.freed(block.requested, false);
+            self.gpu.disown(block.address, block.size);
+            assert_eq!(self.device.free_idle(block.address), Ok(()));
+            return;
+        }
         if block.unrecorded && block.last != block.home {
             if block.home == ENDED {
                 self.gpu.synchronize(block.last);
