@@ -723,7 +723,7 @@ fn addresses_that_are_wanted_again() {
 #[test]
 fn memory_that_the_driver_takes_elsewhere_and_meanwhile() {
     const MEMORY: (&str, &str) = ("STANDIN_MEMORY_MB", "1024");
-    let compare = |arguments: &'static [&str], environment: &'static [(&str, &str)]| {
+    let on_standin = |arguments: &'static [&str], environment: &'static [(&str, &str)]| {
         let case = Case {
             arguments,
             environment,
@@ -732,9 +732,9 @@ fn memory_that_the_driver_takes_elsewhere_and_meanwhile() {
         };
         compare(&format!("passed-on-{}", arguments[0]), &case);
     };
-    compare(&["managed"], &[MEMORY]);
-    compare(&["held"], &[MEMORY, HELD]);
-    compare(&["devices"], &[MEMORY, ("STANDIN_DEVICES", "2")]);
+    on_standin(&["managed"], &[MEMORY]);
+    on_standin(&["held"], &[MEMORY, HELD]);
+    on_standin(&["devices"], &[MEMORY, ("STANDIN_DEVICES", "2")]);
 }
 
 /// Loads that change from round to round, and storms that take all memory: nothing adds up.

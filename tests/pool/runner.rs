@@ -283,9 +283,9 @@ impl<'a> Runner<'a> {
         if other == self.blocks[at].home || !self.reach(at, other) {
             return;
         }
-        if self.blocks[at].unordered {
-            // It is waited for before it is given back.
-        } else if self.blocks[at].home == ENDED || self.random.once_in(2) {
+        // What no stream orders is waited for before it is given back.
+        let ordered = !self.blocks[at].unordered;
+        if ordered && (self.blocks[at].home == ENDED || self.random.once_in(2)) {
             assert_eq!(
                 self.device.record_use(self.blocks[at].address, other),
                 Ok(())
@@ -337,14 +337,7 @@ impl<'a> Runner<'a> {
         let block = &self.blocks[at];
         if block.unordered {
             assert_eq!(self.device.synchronize(), 0);
-            let block = self.blocks.swap_remove(at);
-            self.forget(&block);
-            self.account.freed(block.requested, false);
-            self.gpu.disown(block.address, block.size);
-            assert_eq!(self.device.free_idle(block.address), Ok(()));
-            return;
-        }
-        if block.unrecorded && block.last != block.home {
+        } else if block.unrecorded && block.last != block.home {
             if block.home == ENDED {
                 self.gpu.synchronize(block.last);
             } else if !self.gpu.order(block.last, block.home) {
@@ -355,6 +348,10 @@ impl<'a> Runner<'a> {
         self.forget(&block);
         self.account.freed(block.requested, block.recorded);
         self.gpu.disown(block.address, block.size);
+        if block.unordered {
+            assert_eq!(self.device.free_idle(block.address), Ok(()));
+            return;
+        }
         // Whoever frees may know the stream, or not.
         let home = if self.random.once_in(8) {
             self.stream()

@@ -26,11 +26,7 @@ impl<G: Gpu> Pool<G> {
         let own = self.slots.get(slot);
         let chunks = &self.groups[own.group as usize].chunks;
         // A captured graph goes on using the addresses of its private pool: nothing moves there.
-        let wanted = if own.group == SHARED || self.groups[own.group as usize].closing {
-            wanted
-        } else {
-            0
-        };
+        let wanted = if own.group == SHARED { wanted } else { 0 };
         let (idle, group) = (own.idle, own.group);
         let own = [Some(slot), Some(idle).filter(|idle| *idle != slot)];
         let others = self.slots.beside(slot).filter(|_| slot != idle);

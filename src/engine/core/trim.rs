@@ -109,13 +109,9 @@ impl<G: Gpu> Pool<G> {
         self.give_idle_back(id)
     }
 
-    /// Gives back the chunks of a group that are idle as a whole and have no other mapping; of those in a
-    /// group whose addresses a captured graph goes on using, none.
+    /// Gives back the chunks of a group that are idle as a whole and have no other mapping.
     fn give_idle_back(&mut self, id: GroupId) -> u64 {
         let group = &self.groups[id as usize];
-        if id != SHARED && !group.closing {
-            return 0;
-        }
         // Joined with a stream's hole, what no stream orders would be that stream's: it stays where it is.
         let is_idle = |at: u16, it: &Slot| at == it.idle || it.key == UNORDERED;
         let slots = self

@@ -166,7 +166,7 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// What no stream orders is idle as it is, and becomes anybody's.
-    pub(super) fn release_unordered(&mut self) {
+    fn release_unordered(&mut self) {
         let slots = self.slots.iter().filter(|(_, it)| it.key == UNORDERED);
         let slots: Vec<u16> = slots.map(|(slot, _)| slot).collect();
         for slot in slots {

@@ -19,6 +19,13 @@ macro_rules! table {
         }
 
         impl $name {
+            /// The table, filled at the first call.
+            #[inline]
+            pub fn get() -> &'static $name {
+                static TABLE: OnceLock<$name> = OnceLock::new();
+                TABLE.get_or_init($name::load)
+            }
+
             fn load() -> $name {
                 $name {
                     $($symbol: {
@@ -67,27 +74,6 @@ table! { Asked:
     cuStreamIsCapturing: (stream: u64, status: *mut c_uint);
 }
 
-/// The functions that this library stands in for.
-#[inline]
-pub fn listed() -> &'static Listed {
-    static TABLE: OnceLock<Listed> = OnceLock::new();
-    TABLE.get_or_init(Listed::load)
-}
-
-/// The functions that the driver is asked again.
-#[inline]
-pub fn retried() -> &'static Retried {
-    static TABLE: OnceLock<Retried> = OnceLock::new();
-    TABLE.get_or_init(Retried::load)
-}
-
-/// The functions that it asks besides.
-#[inline]
-pub fn asked() -> &'static Asked {
-    static TABLE: OnceLock<Asked> = OnceLock::new();
-    TABLE.get_or_init(Asked::load)
-}
-
 /// The driver's own function of a symbol; null where there is none, or no driver.
 pub fn find(symbol: &CStr) -> *mut c_void {
     let library = driver();
@@ -107,7 +93,7 @@ fn driver() -> *mut c_void {
 /// Calls a function of one of the two tables.
 macro_rules! call_in {
     ($table:ident, $symbol:ident($($argument:expr),*)) => {
-        match $crate::entry::preload::real::$table().$symbol {
+        match $crate::entry::preload::real::$table::get().$symbol {
             // SAFETY: the arguments are the program's, or point to locals that outlive the call.
             Some(function) => unsafe { function($($argument),*) },
             None => $crate::entry::preload::NOT_FOUND,
@@ -118,21 +104,21 @@ macro_rules! call_in {
 /// Calls the driver's function that this library stands in for.
 macro_rules! call {
     ($symbol:ident($($argument:expr),*)) => {
-        $crate::entry::preload::real::call_in!(listed, $symbol($($argument),*))
+        $crate::entry::preload::real::call_in!(Listed, $symbol($($argument),*))
     };
 }
 
 /// Calls another function of the driver.
 macro_rules! ask {
     ($symbol:ident($($argument:expr),*)) => {
-        $crate::entry::preload::real::call_in!(asked, $symbol($($argument),*))
+        $crate::entry::preload::real::call_in!(Asked, $symbol($($argument),*))
     };
 }
 
 /// Calls one that is asked again.
 macro_rules! repeat {
     ($symbol:ident($($argument:expr),*)) => {
-        $crate::entry::preload::real::call_in!(retried, $symbol($($argument),*))
+        $crate::entry::preload::real::call_in!(Retried, $symbol($($argument),*))
     };
 }
 pub(super) use {ask, call, call_in, repeat};

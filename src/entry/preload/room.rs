@@ -58,33 +58,40 @@ pub fn with_values(reach: Reach, values: *mut usize, count: c_uint, call: impl F
     })
 }
 
-/// The same for who is at work already, and has the first answer: on one device, whatever may be missing there.
+/// The same for who is inside already, and has the first answer: on one device, whatever may be missing there.
 #[cold]
-pub fn again(device: &Device, mut status: u32, call: impl Fn() -> u32) -> u32 {
-    for give_back in [give_idle_back, empty] {
-        if status != OUT_OF_MEMORY || capture::is_on() || is_broken("room") {
-            break;
-        }
-        give_back(device);
-        status = call();
+pub fn again(device: &Device, status: u32, call: impl Fn() -> u32) -> u32 {
+    let is_here = |it: &Device| it.ordinal() == device.ordinal();
+    match status {
+        OUT_OF_MEMORY => after(Reach::Here, |step| give_back(step, is_here), &call),
+        status => status,
     }
-    status
 }
 
-/// Gives back what is kept and what is idle on a device.
-fn give_idle_back(device: &Device) {
-    mapped::give_back();
-    device.give_idle_back();
-}
-
-/// Whether this thread gave anything back does not count: another one may have done it for both.
 #[cold]
 #[inline(never)]
 fn ask_again(reach: Reach, call: &dyn Fn() -> u32) -> u32 {
+    let give_back = |step| {
+        // Nothing where this is none of our business.
+        enter().is_some_and(|_inside| {
+            let mut device = -1;
+            let known = real::ask!(cuCtxGetDevice(&mut device)) == 0;
+            // Without a current device every one is meant.
+            guard(false, || {
+                give_back(step, |it| !known || it.ordinal() == device)
+            })
+        })
+    };
+    after(reach, give_back, call)
+}
+
+/// Calls after each step, as long as that is possible and there is no memory. Whether this thread gave anything
+/// back does not count: another one may have done it for both.
+fn after(reach: Reach, give_back: impl Fn(Step) -> bool, call: &dyn Fn() -> u32) -> u32 {
     let elsewhere = (reach == Reach::Anywhere).then_some(Step::IdleElsewhere);
     let steps = [Some(Step::Idle), elsewhere, Some(Step::Freed)];
     for step in steps.into_iter().flatten() {
-        if !make(step) {
+        if !give_back(step) {
             break;
         }
         match call() {
@@ -95,40 +102,26 @@ fn ask_again(reach: Reach, call: &dyn Fn() -> u32) -> u32 {
     OUT_OF_MEMORY
 }
 
-/// Gives back. False where that cannot be: while a stream is captured, in which nothing may be unmapped or
-/// waited for, and where this is none of our business.
-fn make(step: Step) -> bool {
-    let Some(_inside) = enter().filter(|_| !capture::is_on() && !is_broken("room")) else {
+/// Gives back. False while a stream is captured, in which nothing may be unmapped or waited for.
+fn give_back(step: Step, is_here: impl Fn(&Device) -> bool) -> bool {
+    if capture::is_on() || is_broken("room") {
         return false;
-    };
-    guard(false, || {
-        let mut device = -1;
-        let known = real::ask!(cuCtxGetDevice(&mut device)) == 0;
-        // Without a current device every one is meant.
-        let is_here = |it: &Device| !known || it.ordinal() == device;
-        let devices = allocator_in_use()
-            .into_iter()
-            .flat_map(|it| it.open_devices());
-        match step {
-            Step::Idle => {
-                mapped::give_back();
-                devices
-                    .filter(|it| is_here(it))
-                    .for_each(Device::give_idle_back);
+    }
+    if let Step::Idle = step {
+        mapped::give_back();
+    }
+    let devices = allocator_in_use()
+        .into_iter()
+        .flat_map(|it| it.open_devices());
+    for device in devices {
+        match (step, is_here(device)) {
+            (Step::Idle, true) | (Step::IdleElsewhere, false) => device.give_idle_back(),
+            (Step::Freed, true) => {
+                device.take_back_aside();
+                device.empty_cache();
             }
-            Step::IdleElsewhere => {
-                devices
-                    .filter(|it| !is_here(it))
-                    .for_each(Device::give_idle_back);
-            }
-            Step::Freed => devices.filter(|it| is_here(it)).for_each(empty),
+            _ => {}
         }
-        true
-    })
-}
-
-/// Gives back all that a pool has free, and what is set aside for later.
-fn empty(device: &Device) {
-    device.take_back_aside();
-    device.empty_cache();
+    }
+    true
 }
