@@ -308,8 +308,7 @@ impl<G: Gpu> Pool<G> {
         let start = match gap {
             Some((start, _)) => start,
             None => {
-                let length = self.gpu.reach().max(wanted.next_power_of_two());
-                let start = self.gpu.reserve(length)?;
+                let (start, length) = reserve(&mut self.gpu, wanted.next_power_of_two())?;
                 group.space.add(start, length);
                 group.chunks.add_range(start, length);
                 start
@@ -352,6 +351,19 @@ impl<G: Gpu> Pool<G> {
             missing = self.missing(size, slot);
         }
         Ok(())
+    }
+}
+
+/// Reserves addresses, `least` bytes or more; answers where and how many. A process whose address space is
+/// limited (`ulimit -v`, valgrind) gets by with fewer than the GPU's reach.
+fn reserve(gpu: &mut impl Gpu, least: u64) -> Result<(u64, u64), Refusal> {
+    let mut length = gpu.reach().max(least);
+    loop {
+        match gpu.reserve(length) {
+            Ok(start) => return Ok((start, length)),
+            Err(_) if length > least => length /= 2,
+            Err(refusal) => return Err(refusal),
+        }
     }
 }
 
