@@ -1,22 +1,18 @@
 //! Arrays that grow where they are.
 //!
 //! Addresses are reserved once, and the system gives memory page by page as it is touched. So to grow
-//! copies nothing, however long the array is; and what lies beyond the first 2 MiB comes in huge
-//! pages where the system has them, which spares most of the cost of looking up addresses when
-//! elements are used at random.
+//! copies nothing, however long the array is.
 
+use crate::pages;
 use std::alloc::{Layout, handle_alloc_error};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::slice;
 
 /// Bytes of addresses that an array reserves; less where the process may not have so many, and more
 /// for an array that becomes longer.
 const RESERVED: usize = 1 << 32;
-
-/// The size of a huge page on x86-64 and, with pages of 4 KiB, on AArch64.
-const HUGE: usize = 2 << 20;
 
 /// Elements of a plain type, one after the other.
 pub struct Array<T> {
@@ -64,7 +60,7 @@ impl<T: Copy> Array<T> {
         let needed = length * size_of::<T>();
         let mut size = RESERVED.max(needed.next_power_of_two());
         let start = loop {
-            match map(size) {
+            match pages::map(size) {
                 Some(start) => break start.cast::<T>(),
                 None if size / 2 >= needed => size /= 2,
                 None => handle_alloc_error(Layout::new::<T>()),
@@ -81,7 +77,7 @@ impl<T> Array<T> {
     fn unmap(&mut self) {
         if self.reserved > 0 {
             // SAFETY: the mapping is the array's own; nothing borrows from it any more.
-            unsafe { libc::munmap(self.start.as_ptr().cast(), self.reserved) };
+            unsafe { pages::unmap(self.start.cast(), self.reserved) };
         }
     }
 }
@@ -108,24 +104,6 @@ impl<T> DerefMut for Array<T> {
         // SAFETY: as above, and borrowed mutably.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
     }
-}
-
-/// Writable memory of which nothing is there until it is touched.
-fn map(size: usize) -> Option<NonNull<u8>> {
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a mapping at an address of the system's choice disturbs nothing.
-    let start = unsafe { libc::mmap(ptr::null_mut(), size, protection, flags, -1, 0) };
-    if start == libc::MAP_FAILED {
-        return None;
-    }
-    // A short array is to stay small.
-    let skipped = (start as usize + HUGE).next_multiple_of(HUGE) - start as usize;
-    if skipped < size {
-        // SAFETY: inside the new mapping; advice that is not taken changes nothing.
-        unsafe { libc::madvise(start.add(skipped), size - skipped, libc::MADV_HUGEPAGE) };
-    }
-    NonNull::new(start.cast())
 }
 
 #[cfg(test)]

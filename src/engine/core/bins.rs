@@ -6,7 +6,7 @@
 //! inside a bin is short. A bitmap of two levels finds the next bin that is not empty.
 
 use super::BLOCK;
-use super::block::{Block, BlockId, Blocks, NONE};
+use super::block::{Block, BlockId, Blocks, NONE, Nodes};
 
 const STEPS: u64 = 64;
 const STEP_BITS: u32 = STEPS.trailing_zeros();
@@ -34,15 +34,15 @@ fn bin_of(size: u64) -> usize {
 /// Most bins hold one size or none, and which is as good as random: the first step is made without a
 /// branch, which would be mispredicted every other time.
 #[inline(always)]
-fn larger(nodes: &[Block], first: BlockId, size: u64) -> (BlockId, BlockId) {
-    let head = &nodes[first as usize];
+fn larger(nodes: &Nodes, first: BlockId, size: u64) -> (BlockId, BlockId) {
+    let head = &nodes[first];
     let (mut less, mut at) = match head.size < size {
         true => (first, head.more),
         false => (NONE, first),
     };
-    while nodes[at as usize].size < size {
+    while nodes[at].size < size {
         less = at;
-        at = nodes[at as usize].more;
+        at = nodes[at].more;
     }
     (less, at)
 }
@@ -68,7 +68,7 @@ impl Bins {
 
     /// The smallest block of at least `size` bytes, or `NONE`.
     #[inline(always)]
-    pub fn best(&self, nodes: &[Block], size: u64) -> BlockId {
+    pub fn best(&self, nodes: &Nodes, size: u64) -> BlockId {
         let bin = bin_of(size);
         let at = larger(nodes, self.heads[bin], size).1;
         // Looked up in any case: whether it is needed cannot be predicted.
@@ -92,11 +92,11 @@ impl Bins {
     }
 
     #[inline(always)]
-    pub fn insert(&mut self, nodes: &mut [Block], id: BlockId) {
-        let (size, address) = (nodes[id as usize].size, nodes[id as usize].address);
+    pub fn insert(&mut self, nodes: &mut Nodes, id: BlockId) {
+        let (size, address) = (nodes[id].size, nodes[id].address);
         let bin = bin_of(size);
         let (less, at) = larger(nodes, self.heads[bin], size);
-        let first = &mut nodes[at as usize];
+        let first = &mut nodes[at];
         if first.size != size {
             self.place(nodes, bin, id, NONE, less, at);
             self.words[bin / 64] |= 1 << (bin % 64);
@@ -108,14 +108,14 @@ impl Bins {
             self.place(nodes, bin, id, at, less, more);
         } else {
             let after = std::mem::replace(&mut first.same_next, id);
-            nodes[after as usize].same_prev = id;
-            let node = &mut nodes[id as usize];
+            nodes[after].same_prev = id;
+            let node = &mut nodes[id];
             (node.same_prev, node.same_next) = (at, after);
         }
     }
 
     #[inline(always)]
-    pub fn remove(&mut self, nodes: &mut [Block], id: BlockId) {
+    pub fn remove(&mut self, nodes: &mut Nodes, id: BlockId) {
         let &Block {
             size,
             same_prev,
@@ -123,20 +123,20 @@ impl Bins {
             less,
             more,
             ..
-        } = &nodes[id as usize];
-        nodes[same_next as usize].same_prev = same_prev;
+        } = &nodes[id];
+        nodes[same_next].same_prev = same_prev;
         if same_prev != NONE {
-            nodes[same_prev as usize].same_next = same_next;
+            nodes[same_prev].same_next = same_next;
             return;
         }
         let bin = bin_of(size);
         if same_next != NONE {
-            let after = nodes[same_next as usize].same_next;
+            let after = nodes[same_next].same_next;
             self.place(nodes, bin, same_next, after, less, more);
             return;
         }
-        nodes[more as usize].less = less;
-        nodes[less as usize].more = more;
+        nodes[more].less = less;
+        nodes[less].more = more;
         // No branches: which of several sizes goes, or whether it was the only one, is as good as random.
         let head = &mut self.heads[bin];
         *head = if less == NONE { more } else { *head };
@@ -150,18 +150,18 @@ impl Bins {
     #[inline(always)]
     fn place(
         &mut self,
-        nodes: &mut [Block],
+        nodes: &mut Nodes,
         bin: usize,
         id: BlockId,
         same_next: BlockId,
         less: BlockId,
         more: BlockId,
     ) {
-        let node = &mut nodes[id as usize];
+        let node = &mut nodes[id];
         (node.same_prev, node.same_next) = (NONE, same_next);
         (node.less, node.more) = (less, more);
-        nodes[more as usize].less = id;
-        nodes[less as usize].more = id;
+        nodes[more].less = id;
+        nodes[less].more = id;
         let head = &mut self.heads[bin];
         *head = if less == NONE { id } else { *head };
     }
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn agrees_with_a_sorted_set_over_a_random_run() {
-        let (mut blocks, mut bins) = (Blocks::new(), Bins::new());
+        let (mut blocks, mut bins) = (Blocks::new().expect("addresses"), Bins::new());
         let mut set = std::collections::BTreeSet::new();
         let mut x = 88172645463325252u64;
         let mut random = move || {

@@ -1,22 +1,45 @@
 //! Blocks: one node for each piece of mapped memory, used or free, linked to its neighbours in
-//! address order. All nodes lie in one array and name each other by index, one cache line each.
+//! address order. All nodes lie in one array and name each other by their place in it, one cache line
+//! each.
 
-use crate::array::Array;
+use crate::zeroed::{Zeroable, Zeroed};
+use std::fmt::{self, Display, Formatter};
 use std::ops::{Deref, DerefMut, Index, IndexMut};
 
-/// An index into [`Blocks`].
-pub type BlockId = u32;
+/// A node's place among [`Nodes`]: how many bytes after the first it begins, so that finding it takes no
+/// arithmetic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockId(u32);
 
 /// No block. There is a node in this place all the same, which is free for nobody and larger than
 /// anything asked for. So who follows a link may read what is there, and write what nobody reads,
 /// without asking first whether there is a block.
-pub const NONE: BlockId = 0;
+pub const NONE: BlockId = BlockId(0);
+
+impl BlockId {
+    /// The place of the node that so many are before.
+    fn at(index: usize) -> BlockId {
+        BlockId((index * size_of::<Block>()) as u32)
+    }
+
+    /// How many nodes are before it.
+    #[inline]
+    pub fn index(self) -> usize {
+        self.0 as usize / size_of::<Block>()
+    }
+}
+
+impl Display for BlockId {
+    fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
+        self.index().fmt(to)
+    }
+}
 
 /// What a block is at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// A node that is not in use.
-    Vacant,
+    Vacant = 0,
     /// Free memory; `slot` says which stream may take it without waiting.
     Free,
     /// Handed out.
@@ -81,31 +104,70 @@ pub const VACANT: Block = Block {
     shared: false,
 };
 
+/// As many nodes as there can be: 2 GiB of them, of which the system gives what is used. A block is 512 bytes
+/// or more, so that it takes 16 GiB of the smallest for them to run out.
+const NODES: usize = 1 << 25;
+
+/// Nodes chained at a time.
+const PAGE: usize = 64;
+
+/// Kept for memory that is new; blocks are cut in two without.
+const SPARE: usize = 1 << 16;
+
+/// Every node that can be named. All of them are there, in use or not, so that what finds one by its name
+/// need not ask whether it is.
+pub struct Nodes([Block; NODES]);
+
+// SAFETY: a block of zeros is one, of numbers, `State::Vacant` and `false`: it is `VACANT`.
+#[allow(unsafe_code)]
+unsafe impl Zeroable for Nodes {}
+
+impl Index<BlockId> for Nodes {
+    type Output = Block;
+    #[inline(always)]
+    fn index(&self, id: BlockId) -> &Block {
+        &self.0[id.index() % NODES]
+    }
+}
+
+impl IndexMut<BlockId> for Nodes {
+    #[inline(always)]
+    fn index_mut(&mut self, id: BlockId) -> &mut Block {
+        &mut self.0[id.index() % NODES]
+    }
+}
+
 /// All nodes; vacant ones are chained through `next` and used again.
 pub struct Blocks {
-    nodes: Array<Block>,
+    nodes: Zeroed<Nodes>,
+    /// How many nodes were ever used.
+    used: usize,
     vacant: BlockId,
 }
 
 impl Blocks {
-    pub fn new() -> Self {
-        let mut nodes = Array::new();
-        nodes.extend(
-            1,
-            Block {
-                size: u64::MAX,
-                ..VACANT
-            },
-        );
-        Blocks {
+    /// `None` where the process may not have the addresses for them.
+    pub fn new() -> Option<Self> {
+        let mut nodes = Zeroed::<Nodes>::new()?;
+        nodes[NONE].size = u64::MAX;
+        Some(Blocks {
             nodes,
+            used: 1,
             vacant: NONE,
-        }
+        })
+    }
+
+    /// Bytes of the nodes that were ever used.
+    pub fn bytes(&self) -> usize {
+        self.used * size_of::<Block>()
     }
 
     /// A node for the given memory, linked to nothing.
     pub fn add(&mut self, address: u64, size: u64, slot: u16, state: State) -> BlockId {
-        let id = self.claim();
+        if self.vacant == NONE {
+            assert!(self.grow(0), "no more than {NODES} blocks can be kept");
+        }
+        let id = self.take_vacant();
         self[id] = Block {
             address,
             size,
@@ -116,31 +178,39 @@ impl Blocks {
         id
     }
 
-    /// A vacant node, which the caller fills in.
+    /// A vacant node, which the caller fills in; `NONE` where there are none but those to spare.
     #[inline(always)]
     pub fn claim(&mut self) -> BlockId {
-        if self.vacant == NONE {
-            self.grow();
+        if self.vacant == NONE && !self.grow(SPARE) {
+            return NONE;
         }
+        self.take_vacant()
+    }
+
+    #[inline(always)]
+    fn take_vacant(&mut self) -> BlockId {
         let id = self.vacant;
         self.vacant = self[id].next;
         id
     }
 
-    /// Chains a page of vacant nodes, the lowest first.
+    /// Chains a page of vacant nodes, the lowest first, so that so many are left. False where there are not
+    /// as many.
     #[cold]
     #[inline(never)]
-    fn grow(&mut self) {
-        let before = self.nodes.len();
-        self.nodes.extend(64, VACANT);
-        for id in (before..self.nodes.len()).rev() {
-            self.remove(id as BlockId);
+    fn grow(&mut self, spare: usize) -> bool {
+        let end = self.used + PAGE;
+        if end > NODES - spare {
+            return false;
         }
+        (self.used..end).rev().for_each(|at| self.remove(BlockId::at(at)));
+        self.used = end;
+        true
     }
 
     #[inline(always)]
     pub fn remove(&mut self, id: BlockId) {
-        let node = &mut self.nodes[id as usize];
+        let node = &mut self.nodes[id];
         node.state = State::Vacant;
         node.next = self.vacant;
         self.vacant = id;
@@ -162,67 +232,48 @@ impl Blocks {
 
     /// The nodes, and the first vacant one, for [`absorb_next`].
     #[inline(always)]
-    pub fn parts(&mut self) -> (&mut [Block], &mut BlockId) {
+    pub fn parts(&mut self) -> (&mut Nodes, &mut BlockId) {
         (&mut self.nodes, &mut self.vacant)
     }
 
     /// Every node in use.
     pub fn iter(&self) -> impl Iterator<Item = (BlockId, &Block)> {
-        self.nodes
-            .iter()
-            .enumerate()
+        (0..self.used)
+            .map(|at| (BlockId::at(at), &self[BlockId::at(at)]))
             .filter(|(_, block)| block.state != State::Vacant)
-            .map(|(id, block)| (id as BlockId, block))
     }
 }
 
 /// Makes one node of a block and the next one, whose memory touches it; the other is vacant then.
 /// `tail` is the block at the end of its run, which may be the one that goes.
 #[inline(always)]
-pub fn absorb_next(nodes: &mut [Block], vacant: &mut BlockId, id: BlockId, tail: &mut BlockId) {
-    let gone = nodes[id as usize].next;
-    let node = &mut nodes[gone as usize];
+pub fn absorb_next(nodes: &mut Nodes, vacant: &mut BlockId, id: BlockId, tail: &mut BlockId) {
+    let gone = nodes[id].next;
+    let node = &mut nodes[gone];
     let (size, after) = (node.size, node.next);
     node.state = State::Vacant;
     node.next = *vacant;
     *vacant = gone;
-    let node = &mut nodes[id as usize];
+    let node = &mut nodes[id];
     node.size += size;
     node.next = after;
-    nodes[after as usize].prev = id;
+    nodes[after].prev = id;
     if *tail == gone {
         *tail = id;
     }
 }
 
-/// The nodes by their ids. Who works on several holds them as a slice, which spares looking up where
-/// they are each time.
 impl Deref for Blocks {
-    type Target = [Block];
+    type Target = Nodes;
     #[inline(always)]
-    fn deref(&self) -> &[Block] {
+    fn deref(&self) -> &Nodes {
         &self.nodes
     }
 }
 
 impl DerefMut for Blocks {
     #[inline(always)]
-    fn deref_mut(&mut self) -> &mut [Block] {
+    fn deref_mut(&mut self) -> &mut Nodes {
         &mut self.nodes
-    }
-}
-
-impl Index<BlockId> for Blocks {
-    type Output = Block;
-    #[inline(always)]
-    fn index(&self, id: BlockId) -> &Block {
-        &self.nodes[id as usize]
-    }
-}
-
-impl IndexMut<BlockId> for Blocks {
-    #[inline(always)]
-    fn index_mut(&mut self, id: BlockId) -> &mut Block {
-        &mut self.nodes[id as usize]
     }
 }

@@ -1,5 +1,5 @@
-//! The pool: which bytes are whose. Pure policy over the [`Gpu`] seam: nothing here locks, calls
-//! CUDA or holds unsafe code.
+//! The pool: which bytes are whose. Pure policy over the [`Gpu`] seam: nothing here locks or calls CUDA, and
+//! of unsafe code there is one promise, that a block of zeros is a block.
 //!
 //! Physical memory and addresses are two things. Physical memory comes in *chunks*; a chunk is
 //! mapped at one *home* address at a time, where its bytes are carved into *blocks*. Chunks whose

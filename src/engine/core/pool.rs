@@ -3,7 +3,7 @@
 //! [`Pool::allocate`] is the ladder, a comment a step. The first step, a best fit that is free
 //! already, is the fast path: a look-up in two sets of bins, a split and a hash insertion.
 
-use super::block::{Block, BlockId, Blocks, NONE, State, VACANT, absorb_next};
+use super::block::{Block, BlockId, Blocks, NONE, Nodes, State, VACANT, absorb_next};
 use super::chunk::ChunkId;
 use super::clock::Clock;
 use super::counters::{Counters, Tally};
@@ -97,7 +97,7 @@ impl Live {
     /// A small number that no other block in use has.
     #[inline]
     pub fn index(&self) -> usize {
-        self.id as usize
+        self.id.index()
     }
 }
 
@@ -128,8 +128,9 @@ pub struct Pool<G> {
 }
 
 impl<G: Gpu> Pool<G> {
-    /// An empty pool. Takes nothing from the GPU yet.
-    pub fn new(gpu: G, policy: Policy) -> Self {
+    /// An empty pool. Takes nothing from the GPU yet. `None` where the process may not have the addresses
+    /// for its lists.
+    pub fn new(gpu: G, policy: Policy) -> Option<Self> {
         let granularity = if policy.expandable {
             gpu.granularity()
         } else {
@@ -138,11 +139,11 @@ impl<G: Gpu> Pool<G> {
         let mut slots = Slots::new();
         // The first slot of all can always be had.
         let idle = slots.add_idle(SHARED).unwrap_or_default();
-        Pool {
+        Some(Pool {
             gpu,
             policy,
             granularity,
-            blocks: Blocks::new(),
+            blocks: Blocks::new()?,
             table: Table::new(),
             slots,
             groups: vec![Group::new(idle, granularity, false)],
@@ -156,7 +157,7 @@ impl<G: Gpu> Pool<G> {
             returned: Vec::new(),
             ripe: false,
             chosen: Vec::new(),
-        }
+        })
     }
 
     /// Hands out `size` bytes (rounded up to 512) that the stream may use at once. The address is
@@ -343,7 +344,7 @@ impl<G: Gpu> Pool<G> {
 
     /// Bytes of host memory that the nodes of blocks and the table take, in use or not.
     pub fn node_bytes(&self) -> usize {
-        size_of_val(&*self.blocks) + self.table.bytes()
+        self.blocks.bytes() + self.table.bytes()
     }
 
     /// Bytes of addresses held, mapped or not.
@@ -557,16 +558,21 @@ impl<G: Gpu> Pool<G> {
             ..
         } = self;
         let owner = slots.get_mut(blocks[hole].slot);
-        if blocks[hole].size == size {
-            counters.hole_removed(size);
+        let whole = blocks[hole].size;
+        let id = match whole == size {
+            true => NONE,
+            false => blocks.claim(),
+        };
+        if id == NONE {
+            // An exact fit, or there is no node for a rest.
+            counters.hole_removed(whole);
             owner.remove(blocks, hole);
             return hole;
         }
-        let id = blocks.claim();
         let nodes = &mut **blocks;
         // The rest keeps the hole's node and its place in the order of being freed.
         owner.bins.remove(nodes, hole);
-        let rest = &mut nodes[hole as usize];
+        let rest = &mut nodes[hole];
         let mut block = Block { size, ..VACANT };
         counters.hole_cut(rest.size, size);
         let high = rest.size - size >= *granularity && cuts_better_high(rest, size, *granularity);
@@ -575,7 +581,7 @@ impl<G: Gpu> Pool<G> {
             block.address = rest.end();
             (block.prev, block.next) = (hole, rest.next);
             rest.next = id;
-            nodes[block.next as usize].prev = id;
+            nodes[block.next].prev = id;
             let tail = &mut groups[owner.group as usize].tail;
             if *tail == hole {
                 *tail = id;
@@ -585,9 +591,9 @@ impl<G: Gpu> Pool<G> {
             (block.prev, block.next) = (rest.prev, hole);
             rest.address += size;
             rest.prev = id;
-            nodes[block.prev as usize].next = id;
+            nodes[block.prev].next = id;
         }
-        nodes[id as usize] = block;
+        nodes[id] = block;
         owner.bins.insert(nodes, hole);
         id
     }
@@ -625,8 +631,8 @@ fn join_holes(
 ) {
     let (nodes, vacant) = blocks.parts();
     // The size and slot of a neighbour that it may be joined with, and whose both are then.
-    let joinable = |nodes: &[Block], at: BlockId, own: (u16, u64)| {
-        let beside = &nodes[at as usize];
+    let joinable = |nodes: &Nodes, at: BlockId, own: (u16, u64)| {
+        let beside = &nodes[at];
         let joined = match beside.state {
             State::Free => join(own, (beside.slot, beside.detail), idle)?,
             _ => return None,
@@ -634,7 +640,7 @@ fn join_holes(
         Some((beside.size, beside.slot, joined))
     };
     let mut before = 0;
-    let prev = nodes[id as usize].prev;
+    let prev = nodes[id].prev;
     if let Some((size, other, joined)) = joinable(nodes, prev, (slot, clock)) {
         (slot, clock) = joined;
         slots.get_mut(other).remove(nodes, prev);
@@ -642,7 +648,7 @@ fn join_holes(
         absorb_next(nodes, vacant, prev, tail);
         id = prev;
     }
-    let next = nodes[id as usize].next;
+    let next = nodes[id].next;
     if let Some((size, other, joined)) = joinable(nodes, next, (slot, clock)) {
         (slot, clock) = joined;
         slots.get_mut(other).remove(nodes, next);
@@ -652,7 +658,7 @@ fn join_holes(
         }
         absorb_next(nodes, vacant, id, tail);
     }
-    let hole = &mut nodes[id as usize];
+    let hole = &mut nodes[id];
     hole.state = State::Free;
     hole.slot = slot;
     hole.detail = clock;

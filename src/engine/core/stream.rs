@@ -6,7 +6,7 @@
 //! stream's it can have behind a wait (see `borrow`).
 
 use super::bins::Bins;
-use super::block::{Block, BlockId, Blocks, NONE};
+use super::block::{Block, BlockId, Blocks, NONE, Nodes};
 use super::group::GroupId;
 use std::collections::HashMap;
 
@@ -90,7 +90,7 @@ impl Slot {
 
     /// Takes a hole in as the newest.
     #[inline(always)]
-    pub fn insert(&mut self, nodes: &mut [Block], id: BlockId) {
+    pub fn insert(&mut self, nodes: &mut Nodes, id: BlockId) {
         if self.ordered {
             self.link(nodes, id);
         }
@@ -98,32 +98,32 @@ impl Slot {
     }
 
     #[inline(always)]
-    pub fn remove(&mut self, nodes: &mut [Block], id: BlockId) {
+    pub fn remove(&mut self, nodes: &mut Nodes, id: BlockId) {
         if self.ordered {
             self.unlink(nodes, id);
         }
         self.bins.remove(nodes, id);
     }
 
-    fn link(&mut self, nodes: &mut [Block], id: BlockId) {
-        let node = &mut nodes[id as usize];
+    fn link(&mut self, nodes: &mut Nodes, id: BlockId) {
+        let node = &mut nodes[id];
         (node.older, node.newer) = (self.newest, NONE);
         match self.newest {
             NONE => self.oldest = id,
-            newest => nodes[newest as usize].newer = id,
+            newest => nodes[newest].newer = id,
         }
         self.newest = id;
     }
 
-    fn unlink(&mut self, nodes: &mut [Block], id: BlockId) {
-        let Block { older, newer, .. } = nodes[id as usize];
+    fn unlink(&mut self, nodes: &mut Nodes, id: BlockId) {
+        let Block { older, newer, .. } = nodes[id];
         match older {
             NONE => self.oldest = newer,
-            _ => nodes[older as usize].newer = newer,
+            _ => nodes[older].newer = newer,
         }
         match newer {
             NONE => self.newest = older,
-            _ => nodes[newer as usize].older = older,
+            _ => nodes[newer].older = older,
         }
     }
 

@@ -14,7 +14,7 @@
 //! else, went from 10 to 120 ns, and no allocator that knows its blocks by their addresses does without. To
 //! fetch the neighbours before they are needed, to insert later, or half the places made no difference.
 
-use super::block::{Block, BlockId, NONE};
+use super::block::{BlockId, NONE, Nodes};
 use crate::array::Array;
 
 /// Places for each block.
@@ -64,22 +64,22 @@ impl Table {
 
     /// The block in use that starts at `address`, or `NONE`; and its place.
     #[inline(always)]
-    pub fn find(&self, nodes: &[Block], address: u64) -> (BlockId, usize) {
+    pub fn find(&self, nodes: &Nodes, address: u64) -> (BlockId, usize) {
         let home = self.home(address);
         let mut id = self.places[home];
-        while nodes[id as usize].address != address && id != NONE {
-            id = nodes[id as usize].chain;
+        while nodes[id].address != address && id != NONE {
+            id = nodes[id].chain;
         }
         (id, home)
     }
 
     /// The same without the place.
-    pub fn get(&self, nodes: &[Block], address: u64) -> BlockId {
+    pub fn get(&self, nodes: &Nodes, address: u64) -> BlockId {
         self.find(nodes, address).0
     }
 
     #[inline(always)]
-    pub fn insert(&mut self, nodes: &mut [Block], id: BlockId) {
+    pub fn insert(&mut self, nodes: &mut Nodes, id: BlockId) {
         self.count += 1;
         while self.count * SPARE > self.places.len() {
             self.grow(nodes);
@@ -88,37 +88,37 @@ impl Table {
     }
 
     #[inline(always)]
-    fn link(&mut self, nodes: &mut [Block], id: BlockId) {
-        let node = &mut nodes[id as usize];
+    fn link(&mut self, nodes: &mut Nodes, id: BlockId) {
+        let node = &mut nodes[id];
         let home = self.home(node.address);
         node.chain = std::mem::replace(&mut self.places[home], id);
     }
 
     /// Removes a block that was found in this place since the table was last changed.
     #[inline(always)]
-    pub fn remove(&mut self, nodes: &mut [Block], id: BlockId, home: usize) {
-        let after = nodes[id as usize].chain;
+    pub fn remove(&mut self, nodes: &mut Nodes, id: BlockId, home: usize) {
+        let after = nodes[id].chain;
         self.count -= 1;
         let mut at = self.places[home];
         if at == id {
             self.places[home] = after;
             return;
         }
-        while nodes[at as usize].chain != id {
-            at = nodes[at as usize].chain;
+        while nodes[at].chain != id {
+            at = nodes[at].chain;
         }
-        nodes[at as usize].chain = after;
+        nodes[at].chain = after;
     }
 
     /// One place more.
     #[cold]
     #[inline(never)]
-    fn grow(&mut self, nodes: &mut [Block]) {
+    fn grow(&mut self, nodes: &mut Nodes) {
         let divided = self.places.len() - self.half;
         self.places.extend(1, NONE);
         let mut id = std::mem::replace(&mut self.places[divided], NONE);
         while id != NONE {
-            let next = nodes[id as usize].chain;
+            let next = nodes[id].chain;
             self.link(nodes, id);
             id = next;
         }
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn agrees_with_a_map_over_a_random_run() {
         let (mut table, mut map) = (Table::new(), HashMap::new());
-        let mut blocks = Blocks::new();
+        let mut blocks = Blocks::new().expect("addresses");
         let mut x = 88172645463325252u64;
         for _ in 0..200_000 {
             x ^= x << 13;

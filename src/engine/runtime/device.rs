@@ -156,7 +156,9 @@ impl Device {
         let total = properties.total;
         let gpu = DriverGpu::new(functions, properties.clone(), ledger.clone());
         let mut state = State {
-            pool: Pool::new(gpu, policy),
+            pool: Pool::new(gpu, policy).ok_or(
+                "the process may not have the addresses that its lists need: 2 GiB a device (ulimit -v)",
+            )?,
             round_up: settings.round_up,
             uncached: false,
             blocks: HashMap::new(),
