@@ -62,8 +62,12 @@ mod tests {
 
     #[test]
     fn begins_as_zeros_and_keeps_what_is_written() {
-        let mut large = Zeroed::<Large>::new().expect("2 GiB of addresses");
-        large.0[1 << 27] = 7;
-        assert_eq!((large.0[0], large.0[1 << 27], large.0[(1 << 28) - 1]), (0, 7, 0));
+        let mut zeroed = Zeroed::<Large>::new().expect("2 GiB of addresses");
+        let Large(numbers) = &mut *zeroed;
+        numbers[1 << 27] = 7;
+        assert_eq!(
+            (numbers[0], numbers[1 << 27], numbers[(1 << 28) - 1]),
+            (0, 7, 0)
+        );
     }
 }

@@ -7,6 +7,7 @@
 
 use super::BLOCK;
 use super::block::{Block, BlockId, Blocks, NONE, Nodes};
+use std::hint::select_unpredictable;
 
 const STEPS: u64 = 64;
 const STEP_BITS: u32 = STEPS.trailing_zeros();
@@ -18,7 +19,7 @@ pub struct Bins {
     /// Which words of `words` are not 0.
     summary: u64,
     words: [u64; WORDS],
-    heads: Box<[BlockId; BINS]>,
+    heads: [BlockId; BINS],
 }
 
 #[inline(always)]
@@ -58,7 +59,7 @@ impl Bins {
         Bins {
             summary: 0,
             words: [0; WORDS],
-            heads: Box::new([NONE; BINS]),
+            heads: [NONE; BINS],
         }
     }
 
@@ -91,27 +92,33 @@ impl Bins {
         word * 64 + (bits.trailing_zeros() as usize).min(63)
     }
 
+    /// No branches here or in `remove`: whether a size is there already, how often and where is as good as
+    /// random. What is not to be changed is written where nobody reads, in the node of `NONE`.
     #[inline(always)]
     pub fn insert(&mut self, nodes: &mut Nodes, id: BlockId) {
         let (size, address) = (nodes[id].size, nodes[id].address);
         let bin = bin_of(size);
         let (less, at) = larger(nodes, self.heads[bin], size);
-        let first = &mut nodes[at];
-        if first.size != size {
-            self.place(nodes, bin, id, NONE, less, at);
-            self.words[bin / 64] |= 1 << (bin % 64);
-            self.summary |= 1 << (bin / 64);
-        } else if address < first.address {
-            // The lowest address stands first, the others in no order.
-            first.same_prev = id;
-            let more = first.more;
-            self.place(nodes, bin, id, at, less, more);
-        } else {
-            let after = std::mem::replace(&mut first.same_next, id);
-            nodes[after].same_prev = id;
-            let node = &mut nodes[id];
-            (node.same_prev, node.same_next) = (at, after);
-        }
+        let first = &nodes[at];
+        let known = first.size == size;
+        // The lowest address stands for the size, the others in no order.
+        let behind = known & (address >= first.address);
+        let (same, larger) = (first.same_next, first.more);
+        let top = select_unpredictable(behind, at, id);
+        let second = select_unpredictable(behind, id, select_unpredictable(known, at, NONE));
+        let more = select_unpredictable(known, larger, at);
+
+        (nodes[top].less, nodes[top].more) = (less, more);
+        (nodes[top].same_prev, nodes[top].same_next) = (NONE, second);
+        (nodes[second].less, nodes[second].more) = (NONE, NONE);
+        (nodes[second].same_prev, nodes[second].same_next) = (top, same);
+        nodes[select_unpredictable(known, same, NONE)].same_prev = second;
+        nodes[less].more = top;
+        nodes[more].less = top;
+        let head = &mut self.heads[bin];
+        *head = select_unpredictable(less == NONE, top, *head);
+        self.words[bin / 64] |= 1 << (bin % 64);
+        self.summary |= 1 << (bin / 64);
     }
 
     #[inline(always)]
@@ -124,46 +131,25 @@ impl Bins {
             more,
             ..
         } = &nodes[id];
-        nodes[same_next].same_prev = same_prev;
-        if same_prev != NONE {
-            nodes[same_prev].same_next = same_next;
-            return;
-        }
         let bin = bin_of(size);
-        if same_next != NONE {
-            let after = nodes[same_next].same_next;
-            self.place(nodes, bin, same_next, after, less, more);
-            return;
-        }
-        nodes[more].less = less;
-        nodes[less].more = more;
-        // No branches: which of several sizes goes, or whether it was the only one, is as good as random.
+        // Who stands for the size then, if this block did and it is not the last of it.
+        let heir = same_next != NONE;
+        let (above, below) = (
+            select_unpredictable(heir, same_next, more),
+            select_unpredictable(heir, same_next, less),
+        );
+        let follower = &mut nodes[same_next];
+        (follower.less, follower.more, follower.same_prev) = (less, more, same_prev);
+        nodes[same_prev].same_next = same_next;
+        nodes[less].more = above;
+        nodes[more].less = below;
+        let is_head = (less == NONE) & (same_prev == NONE);
         let head = &mut self.heads[bin];
-        *head = if less == NONE { more } else { *head };
+        *head = select_unpredictable(is_head, above, *head);
         let empty = u64::from(*head == NONE);
         let word = &mut self.words[bin / 64];
         *word &= !(empty << (bin % 64));
         self.summary &= !(u64::from(*word == 0) << (bin / 64));
-    }
-
-    /// Makes `id` stand for its size between two others of its bin, and before another of its size.
-    #[inline(always)]
-    fn place(
-        &mut self,
-        nodes: &mut Nodes,
-        bin: usize,
-        id: BlockId,
-        same_next: BlockId,
-        less: BlockId,
-        more: BlockId,
-    ) {
-        let node = &mut nodes[id];
-        (node.same_prev, node.same_next) = (NONE, same_next);
-        (node.less, node.more) = (less, more);
-        nodes[more].less = id;
-        nodes[less].more = id;
-        let head = &mut self.heads[bin];
-        *head = if less == NONE { id } else { *head };
     }
 
     /// The largest block, or `NONE`.
@@ -256,7 +242,7 @@ mod tests {
                 set.insert((size, id));
             } else {
                 let best = bins.best(&blocks, size);
-                let want = set.range((size, 0)..).next().map(|(size, _)| *size);
+                let want = set.range((size, NONE)..).next().map(|(size, _)| *size);
                 assert_eq!((best != NONE).then(|| blocks[best].size), want);
                 if best != NONE {
                     bins.remove(&mut blocks, best);

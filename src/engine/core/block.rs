@@ -17,8 +17,9 @@ pub struct BlockId(u32);
 pub const NONE: BlockId = BlockId(0);
 
 impl BlockId {
-    /// The place of the node that so many are before.
+    /// The place of the node that so many are before. Nothing else makes such a name.
     fn at(index: usize) -> BlockId {
+        assert!(index < NODES);
         BlockId((index * size_of::<Block>()) as u32)
     }
 
@@ -125,15 +126,19 @@ unsafe impl Zeroable for Nodes {}
 impl Index<BlockId> for Nodes {
     type Output = Block;
     #[inline(always)]
+    #[allow(unsafe_code)]
     fn index(&self, id: BlockId) -> &Block {
-        &self.0[id.index() % NODES]
+        // SAFETY: who has a name has it from `BlockId::at`, or it is `NONE`: a block begins there.
+        unsafe { &*self.0.as_ptr().byte_add(id.0 as usize) }
     }
 }
 
 impl IndexMut<BlockId> for Nodes {
     #[inline(always)]
+    #[allow(unsafe_code)]
     fn index_mut(&mut self, id: BlockId) -> &mut Block {
-        &mut self.0[id.index() % NODES]
+        // SAFETY: as above.
+        unsafe { &mut *self.0.as_mut_ptr().byte_add(id.0 as usize) }
     }
 }
 
@@ -203,7 +208,9 @@ impl Blocks {
         if end > NODES - spare {
             return false;
         }
-        (self.used..end).rev().for_each(|at| self.remove(BlockId::at(at)));
+        (self.used..end)
+            .rev()
+            .for_each(|at| self.remove(BlockId::at(at)));
         self.used = end;
         true
     }

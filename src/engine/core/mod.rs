@@ -1,5 +1,6 @@
-//! The pool: which bytes are whose. Pure policy over the [`Gpu`] seam: nothing here locks or calls CUDA, and
-//! of unsafe code there is one promise, that a block of zeros is a block.
+//! The pool: which bytes are whose. Pure policy over the [`Gpu`] seam: nothing here locks or calls CUDA. Of
+//! unsafe code there is what finds a node by its name (`block`), and two promises: a node and a slot may begin
+//! as zeros.
 //!
 //! Physical memory and addresses are two things. Physical memory comes in *chunks*; a chunk is
 //! mapped at one *home* address at a time, where its bytes are carved into *blocks*. Chunks whose
@@ -40,7 +41,7 @@ pub use group::{GroupId, SHARED};
 pub use journal::{Happening, Journal};
 pub use look::{Backing, Found};
 pub use place::Unplaced;
-pub use pool::{Live, Policy, Pool, Shortage, Tuning, Unknown};
+pub use pool::{Handed, Live, Policy, Pool, Shortage, Tuning, Unknown};
 pub use segments::{Piece, Segment};
 pub use stream::{StreamKey, UNORDERED};
 

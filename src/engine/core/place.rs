@@ -23,7 +23,6 @@ impl<G: Gpu> Pool<G> {
     /// Takes memory of a group that is free at these very places, all blocks or none. Whoever freed it:
     /// a captured graph that is replayed writes to its addresses without asking.
     pub fn place(&mut self, blocks: &[Found], group: GroupId) -> Result<(), Unplaced> {
-        let idle = self.groups[group as usize].idle;
         let mut holes: Vec<BlockId> = self
             .blocks
             .iter()
@@ -50,7 +49,7 @@ impl<G: Gpu> Pool<G> {
             found.push(hole);
         }
         for (at, (block, hole)) in blocks.iter().zip(found).enumerate() {
-            let Some(slot) = self.slots.of(block.stream, group, idle) else {
+            let Some(slot) = self.slots.of(block.stream, group) else {
                 // More streams than there is room for. They were placed just now, and are known.
                 for placed in &blocks[..at] {
                     let _ = self.free(placed.start);
@@ -84,7 +83,8 @@ impl<G: Gpu> Pool<G> {
             id = self.blocks.split_front(hole, block.size, slot, State::Live);
             self.put_back(hole, freed);
         }
-        self.begin_use(id, block.requested, slot);
+        let group = self.slots.get(slot).group;
+        self.begin_use(id, block.requested, slot, group);
     }
 
     /// A piece of a hole is a hole as that was.

@@ -89,8 +89,8 @@ pub struct Live {
     place: usize,
     /// Bytes asked for.
     pub requested: u64,
-    /// The stream that it was allocated on.
-    pub stream: StreamKey,
+    /// The slot of the stream that it was allocated on.
+    pub slot: u16,
 }
 
 impl Live {
@@ -99,6 +99,15 @@ impl Live {
     pub fn index(&self) -> usize {
         self.id.index()
     }
+}
+
+/// Memory that was handed out.
+#[derive(Clone, Copy, Debug)]
+pub struct Handed {
+    /// Where it starts.
+    pub address: u64,
+    /// The slot of the stream that it is for.
+    pub slot: u16,
 }
 
 /// The pool of one device, private pools included. One caller at a time.
@@ -136,7 +145,7 @@ impl<G: Gpu> Pool<G> {
         } else {
             0
         };
-        let mut slots = Slots::new();
+        let mut slots = Slots::new()?;
         // The first slot of all can always be had.
         let idle = slots.add_idle(SHARED).unwrap_or_default();
         Some(Pool {
@@ -168,21 +177,21 @@ impl<G: Gpu> Pool<G> {
         requested: u64,
         stream: StreamKey,
         group: GroupId,
-    ) -> Result<u64, Shortage> {
+    ) -> Result<Handed, Shortage> {
         if size > LARGEST_REQUEST {
             return Err(self.shortage(size, group, Refusal::OutOfMemory));
         }
-        if let Some(address) = self.allocate_free(size, requested, stream, group) {
-            return Ok(address);
+        if let Some(handed) = self.allocate_free(size, requested, stream, group) {
+            return Ok(handed);
         }
         let size = size.max(1).next_multiple_of(BLOCK);
-        let idle = self.groups[group as usize].idle;
-        let Some(slot) = self.slots.of(stream, group, idle) else {
+        let Some(slot) = self.slots.of(stream, group) else {
             return Err(self.shortage(size, group, Refusal::OutOfMemory));
         };
         let hole = self.find_harder(size, slot)?;
         let size = self.taken(hole, size, group);
-        Ok(self.hand_out(hole, size, requested, slot))
+        let address = self.hand_out(hole, size, requested, slot, group);
+        Ok(Handed { address, slot })
     }
 
     /// How much of a hole a block of this size takes.
@@ -205,38 +214,51 @@ impl<G: Gpu> Pool<G> {
         requested: u64,
         stream: StreamKey,
         group: GroupId,
-    ) -> Option<u64> {
+    ) -> Option<Handed> {
         if size > LARGEST_REQUEST {
             return None;
         }
-        let size = size.max(1).next_multiple_of(BLOCK);
-        let idle = self.groups[group as usize].idle;
-        let slot = self.slots.of(stream, group, idle)?;
+        let size = (size.max(1) + BLOCK - 1) & !(BLOCK - 1);
+        let slot = self.slots.of(stream, group)?;
         let mut hole = self.hit(size, slot)?;
         if self.keep_time(stream, self.groups[group as usize].reserved) {
             hole = self.hit_again(size, slot)?;
         }
         let size = self.taken(hole, size, group);
-        Some(self.hand_out(hole, size, requested, slot))
+        let address = self.hand_out(hole, size, requested, slot, group);
+        Some(Handed { address, slot })
     }
 
     #[inline(always)]
-    fn hand_out(&mut self, hole: BlockId, size: u64, requested: u64, slot: u16) -> u64 {
+    fn hand_out(
+        &mut self,
+        hole: BlockId,
+        size: u64,
+        requested: u64,
+        slot: u16,
+        group: GroupId,
+    ) -> u64 {
         let id = self.take(hole, size);
-        self.begin_use(id, requested, slot)
+        self.begin_use(id, requested, slot, group)
     }
 
-    /// A node that is no hole any more becomes a block of the slot's stream. Answers its address.
+    /// A node that is no hole any more becomes a block of the slot's stream, which is of this group. Answers
+    /// its address.
     #[inline(always)]
-    pub(super) fn begin_use(&mut self, id: BlockId, requested: u64, slot: u16) -> u64 {
+    pub(super) fn begin_use(
+        &mut self,
+        id: BlockId,
+        requested: u64,
+        slot: u16,
+        group: GroupId,
+    ) -> u64 {
         let block = &mut self.blocks[id];
         (block.state, block.slot, block.detail) = (State::Live, slot, requested);
         let (address, size) = (block.address, block.size);
         self.table.insert(&mut self.blocks, id);
         self.counters.allocated(size, requested);
-        let owner = self.slots.get_mut(slot);
-        owner.live += 1;
-        let group = &mut self.groups[owner.group as usize];
+        self.slots.get_mut(slot).live += 1;
+        let group = &mut self.groups[group as usize];
         group.live += size;
         group.highest = group.highest.max(group.live);
         address
@@ -262,8 +284,14 @@ impl<G: Gpu> Pool<G> {
             id,
             place,
             requested: block.detail,
-            stream: self.slots.get(block.slot).key,
+            slot: block.slot,
         })
+    }
+
+    /// The stream that a block was allocated on.
+    #[inline]
+    pub fn owner_of(&self, live: &Live) -> StreamKey {
+        self.slots.get(live.slot).key
     }
 
     /// Takes a block back that was looked up since the pool was last changed. Returns its size.
@@ -299,7 +327,7 @@ impl<G: Gpu> Pool<G> {
     /// The stream that the block at `address` was allocated on.
     #[inline]
     pub fn stream_of(&self, address: u64) -> Option<StreamKey> {
-        self.look_up(address).map(|live| live.stream)
+        self.look_up(address).map(|live| self.owner_of(&live))
     }
 
     /// The size of the block that starts at `address`.

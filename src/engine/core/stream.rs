@@ -8,6 +8,7 @@
 use super::bins::Bins;
 use super::block::{Block, BlockId, Blocks, NONE, Nodes};
 use super::group::GroupId;
+use crate::zeroed::{Zeroable, Zeroed};
 use std::collections::HashMap;
 
 /// What names a stream. A handle alone does not: the driver hands the handle of a destroyed
@@ -51,20 +52,12 @@ pub struct Slot {
 }
 
 impl Slot {
-    fn new(key: StreamKey, group: GroupId, idle: u16) -> Self {
-        Slot {
-            key,
-            group,
-            idle,
-            bins: Bins::new(),
-            follows: 0,
-            resting: None,
-            live: 0,
-            ordered: false,
-            oldest: NONE,
-            newest: NONE,
-            dead: false,
-        }
+    /// Is another stream's from now on. It holds nothing.
+    fn begin(&mut self, key: StreamKey, group: GroupId, idle: u16) {
+        (self.key, self.group, self.idle) = (key, group, idle);
+        (self.follows, self.live, self.dead) = (0, 0, false);
+        self.resting = None;
+        (self.ordered, self.oldest, self.newest) = (false, NONE, NONE);
     }
 
     /// Whether anything is at rest.
@@ -179,37 +172,57 @@ fn recent_of(key: StreamKey) -> usize {
     (key.handle.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - RECENT.trailing_zeros())) as usize
 }
 
+/// As many slots as a number names.
+struct List([Slot; 1 << 16]);
+
+// SAFETY: a slot of zeros is one: of numbers, `false`, `NONE` for every block and no box. `Slots` drops what
+// comes to be in it.
+#[allow(unsafe_code)]
+unsafe impl Zeroable for List {}
+
 /// Every slot.
 pub struct Slots {
-    list: Vec<Slot>,
+    /// All that can be named, so that who finds one by its name need not ask whether it is there; the system
+    /// gives what is used.
+    list: Zeroed<List>,
+    /// How many were ever used.
+    used: usize,
     /// The streams found last, each in the place that its handle has here.
     recent: [Recent; RECENT],
+    /// Every slot that is anybody's, the groups' idle ones too.
     by_key: HashMap<(GroupId, StreamKey), u16>,
     /// How many slots are streams'.
     streams: usize,
 }
 
+impl Drop for Slots {
+    fn drop(&mut self) {
+        self.iter_mut().for_each(|(_, slot)| slot.resting = None);
+    }
+}
+
 impl Slots {
-    pub fn new() -> Self {
-        Slots {
-            list: Vec::new(),
+    /// `None` where the process may not have the addresses for them.
+    pub fn new() -> Option<Self> {
+        Some(Slots {
+            list: Zeroed::new()?,
+            used: 0,
             recent: [Recent::NONE; RECENT],
             by_key: HashMap::new(),
             streams: 0,
-        }
+        })
     }
 
     /// A slot for the idle memory of a new group. `None` when there are 65,535 slots already.
     pub fn add_idle(&mut self, group: GroupId) -> Option<u16> {
-        self.place(IDLE, group, None)
+        self.place(IDLE, group)
     }
 
     /// The group is gone: its slots hold nothing and may be used again.
     pub fn remove_group(&mut self, group: GroupId) {
-        self.list
-            .iter_mut()
-            .filter(|slot| slot.group == group)
-            .for_each(|slot| slot.dead = true);
+        self.iter_mut()
+            .filter(|(_, slot)| slot.group == group)
+            .for_each(|(_, slot)| slot.dead = true);
         self.recent = [Recent::NONE; RECENT];
         self.by_key.retain(|(of, _), _| *of != group);
     }
@@ -217,24 +230,20 @@ impl Slots {
     /// The slot of a stream in a group; a new one for a stream not seen before. `None` when there
     /// are 65,535 slots that hold memory.
     #[inline]
-    pub fn of(&mut self, key: StreamKey, group: GroupId, idle: u16) -> Option<u16> {
+    pub fn of(&mut self, key: StreamKey, group: GroupId) -> Option<u16> {
         let recent = &self.recent[recent_of(key)];
         if recent.key == key && recent.group == group {
             return Some(recent.slot);
         }
-        self.find(key, group, idle)
+        self.find(key, group)
     }
 
     #[cold]
     #[inline(never)]
-    fn find(&mut self, key: StreamKey, group: GroupId, idle: u16) -> Option<u16> {
+    fn find(&mut self, key: StreamKey, group: GroupId) -> Option<u16> {
         let slot = match self.by_key.get(&(group, key)) {
             Some(slot) => *slot,
-            None => {
-                let slot = self.place(key, group, Some(idle))?;
-                self.by_key.insert((group, key), slot);
-                slot
-            }
+            None => self.place(key, group)?,
         };
         self.recent[recent_of(key)] = Recent { key, group, slot };
         Some(slot)
@@ -242,25 +251,30 @@ impl Slots {
 
     /// A new slot, in the place of one that holds nothing where there is one; so many
     /// streams that come and go cost no more than the most that held memory at once.
-    fn place(&mut self, key: StreamKey, group: GroupId, idle: Option<u16>) -> Option<u16> {
-        let vacant = (0..)
-            .zip(&self.list)
-            .position(|(at, slot)| (slot.dead || slot.idle != at) && !slot.holds());
-        let at = vacant.unwrap_or(self.list.len());
-        let slot = u16::try_from(at).ok().filter(|slot| *slot < u16::MAX)?;
-        let new = Slot::new(key, group, idle.unwrap_or(slot));
-        self.streams += usize::from(idle.is_some());
-        match vacant {
-            None => self.list.push(new),
-            Some(at) => {
+    fn place(&mut self, key: StreamKey, group: GroupId) -> Option<u16> {
+        let idle = self.by_key.get(&(group, IDLE)).copied();
+        let vacant = |(at, it): &(u16, &Slot)| (it.dead || it.idle != *at) && !it.holds();
+        let vacant = self.iter().find(vacant).map(|(slot, _)| slot);
+        let slot = match vacant {
+            Some(slot) => {
                 self.recent = [Recent::NONE; RECENT];
-                let old = std::mem::replace(&mut self.list[at], new);
+                let old = self.get(slot);
+                let name = (old.group, old.key);
                 self.streams -= usize::from(old.idle != slot);
-                if self.by_key.get(&(old.group, old.key)) == Some(&slot) {
-                    self.by_key.remove(&(old.group, old.key));
+                if self.by_key.get(&name) == Some(&slot) {
+                    self.by_key.remove(&name);
                 }
+                slot
             }
-        }
+            None => {
+                let slot = u16::try_from(self.used).ok().filter(|it| *it < u16::MAX)?;
+                self.used += 1;
+                slot
+            }
+        };
+        self.streams += usize::from(idle.is_some());
+        self.get_mut(slot).begin(key, group, idle.unwrap_or(slot));
+        self.by_key.insert((group, key), slot);
         Some(slot)
     }
 
@@ -275,12 +289,14 @@ impl Slots {
         self.streams
     }
 
+    #[inline(always)]
     pub fn get(&self, slot: u16) -> &Slot {
-        &self.list[slot as usize]
+        &self.list.0[slot as usize]
     }
 
+    #[inline(always)]
     pub fn get_mut(&mut self, slot: u16) -> &mut Slot {
-        &mut self.list[slot as usize]
+        &mut self.list.0[slot as usize]
     }
 
     /// The slots of streams, without those of idle memory.
@@ -289,7 +305,7 @@ impl Slots {
     }
 
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut Slot)> {
-        (0..).zip(&mut self.list)
+        (0..).zip(&mut self.list.0[..self.used])
     }
 
     /// The slots of the other streams of a slot's group, where they have holes.
@@ -301,9 +317,6 @@ impl Slots {
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (u16, &Slot)> {
-        self.list
-            .iter()
-            .enumerate()
-            .map(|(slot, it)| (slot as u16, it))
+        (0..).zip(&self.list.0[..self.used])
     }
 }

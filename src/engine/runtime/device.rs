@@ -40,7 +40,7 @@ use super::settings::{Free, RoundUp, Settings};
 use super::shelf::{Habits, Owner, Shelf, Shelves};
 use super::together::Together;
 use crate::core::{
-    BLOCK, GroupId, Live, Policy, Pool, Refusal, SHARED, Shortage, StreamKey, UNORDERED,
+    BLOCK, GroupId, Handed, Live, Policy, Pool, Refusal, SHARED, Shortage, StreamKey, UNORDERED,
 };
 use crate::driver::Functions;
 use std::collections::HashMap;
@@ -86,7 +86,7 @@ impl State {
     /// Whether a block, which is in use to the pool, was set aside: of those of no stream's, what is marked as
     /// shared.
     fn is_aside(&self, live: &Live) -> bool {
-        live.stream == UNORDERED && self.pool.shares(live)
+        self.pool.owner_of(live) == UNORDERED && self.pool.shares(live)
     }
 }
 
@@ -157,7 +157,7 @@ impl Device {
         let gpu = DriverGpu::new(functions, properties.clone(), ledger.clone());
         let mut state = State {
             pool: Pool::new(gpu, policy).ok_or(
-                "the process may not have the addresses that its lists need: 2 GiB a device (ulimit -v)",
+                "the process may not have as many addresses as its lists need, some 3 GiB (ulimit -v)",
             )?,
             round_up: settings.round_up,
             uncached: false,
@@ -249,6 +249,19 @@ impl Device {
         key: StreamKey,
         routes: Routes,
     ) -> Result<u64, Box<OutOfMemory>> {
+        match self.shelves.any_open() {
+            true => self.allocate_by_shelf(size, key, routes),
+            false => self.allocate_without_shelf(size, key, routes),
+        }
+    }
+
+    #[inline(never)]
+    fn allocate_by_shelf(
+        &self,
+        size: usize,
+        key: StreamKey,
+        routes: Routes,
+    ) -> Result<u64, Box<OutOfMemory>> {
         if !self.routed.load(Relaxed)
             && let Some(mut shelf) = self.shelves.of(Owner::of(key))
         {
@@ -287,13 +300,18 @@ impl Device {
         routes: Routes,
     ) -> Result<u64, Box<OutOfMemory>> {
         let state = self.state.lock();
-        // It may have been opened meanwhile.
-        let shelf = self.shelves.of_any(Owner::of(key));
-        self.allocate_from_pool(state, shelf, size, key, routes)
+        // None is opened or closed, and nothing routed, without this lock.
+        match self.shelves.any_open() || self.routed.load(Relaxed) {
+            false => self.allocate_from_group(state, None, size, key, SHARED, false),
+            true => {
+                let shelf = self.shelves.of(Owner::of(key));
+                self.allocate_from_pool(state, shelf, size, key, routes)
+            }
+        }
     }
 
     /// With the stream's shelf, if that is open.
-    #[inline(always)]
+    #[inline(never)]
     fn allocate_from_pool(
         &self,
         mut state: Guard<'_, State>,
@@ -302,9 +320,7 @@ impl Device {
         key: StreamKey,
         routes: Routes,
     ) -> Result<u64, Box<OutOfMemory>> {
-        let (requested, rounded) = (size as u64, state.round_up.round_up(size) as u64);
-        let special = !state.routes.is_empty() || state.uncached;
-        let group = match special && routes == Routes::Apply {
+        let group = match self.routed.load(Relaxed) && routes == Routes::Apply {
             false => SHARED,
             true => match self.routed(&mut state, key.handle) {
                 From::Group(group) => group,
@@ -315,22 +331,39 @@ impl Device {
         if let Some(shelf) = &mut shelf {
             shelf.clear(&mut state.pool);
         }
-        // To the pool a block on any shelf is in use; no peak may count it.
+        let others = self.shelves.any_besides(shelf.as_deref());
+        self.allocate_from_group(state, shelf, size, key, group, others)
+    }
+
+    /// With the stream's shelf, which is empty, if that is open; `others` tells whether any other is.
+    #[inline(always)]
+    fn allocate_from_group(
+        &self,
+        mut state: Guard<'_, State>,
+        shelf: Option<Guard<'_, Shelf>>,
+        size: usize,
+        key: StreamKey,
+        group: GroupId,
+        others: bool,
+    ) -> Result<u64, Box<OutOfMemory>> {
+        let (requested, rounded) = (size as u64, state.round_up.round_up(size) as u64);
         let held = shelf.as_deref();
-        if self.shelves.any_besides(held) && state.pool.tally().would_peak(rounded, requested) {
+        // To the pool a block on any shelf is in use; no peak may count it.
+        if others && state.pool.tally().would_peak(rounded, requested) {
             self.shelves.clear_all(held, &mut state.pool);
         }
-        let address = match state.pool.allocate_free(rounded, requested, key, group) {
-            Some(address) => address,
+        let handed = match state.pool.allocate_free(rounded, requested, key, group) {
+            Some(handed) => handed,
             None => self.search(&mut state, held, rounded, requested, key, group)?,
         };
+        let Handed { address, slot } = handed;
         if group == SHARED {
             match shelf {
                 Some(shelf) if shelf.is_idle() => self.shelves.end(shelf),
                 Some(mut shelf) => shelf.track(key, address, requested, rounded),
                 // Such memory has magazines instead.
                 None if self.relaxed && key == UNORDERED => {}
-                None if state.habits.of(Owner::of(key)).asked(address, requested) => {
+                None if state.habits.of(slot).asked(address, requested) => {
                     if let Some(mut shelf) = self.shelves.begin(key) {
                         shelf.track(key, address, requested, rounded);
                     }
@@ -353,7 +386,7 @@ impl Device {
         requested: u64,
         key: StreamKey,
         group: GroupId,
-    ) -> Result<u64, Box<OutOfMemory>> {
+    ) -> Result<Handed, Box<OutOfMemory>> {
         self.shelves.clear_all(held, &mut state.pool);
         let mut result = state.pool.allocate(rounded, requested, key, group);
         // Other groups may hold free memory to give back.
@@ -379,12 +412,15 @@ impl Device {
     /// `stream` is that stream's handle if the caller knows it: then it is quick to find.
     #[inline(always)]
     pub fn free(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
-        self.free_from(address, Owner::of_handle(stream))
+        match self.shelves.any_open() {
+            true => self.free_to_shelf(address, Owner::of_handle(stream)),
+            false => self.free_without_shelf(address),
+        }
     }
 
     /// The same, of a block that probably is on this owner's stream.
-    #[inline(always)]
-    fn free_from(&self, address: u64, owner: Owner) -> Result<(), UnknownPointer> {
+    #[inline(never)]
+    fn free_to_shelf(&self, address: u64, owner: Owner) -> Result<(), UnknownPointer> {
         match self.shelves.of(owner) {
             Some(mut shelf) => match shelf.put(address) {
                 true => Ok(()),
@@ -427,12 +463,14 @@ impl Device {
         if !self.forget_in_magazine(state, &live, address) {
             return Err(UnknownPointer);
         }
-        let owner = Owner::of(live.stream);
         let shelf = match held {
-            Some(shelf) if shelf.belongs_to(owner) => Some(shelf),
-            other => {
-                drop(other);
-                self.shelves.of_any(owner)
+            None if !self.shelves.any_open() => None,
+            held => {
+                let owner = Owner::of(state.pool.owner_of(&live));
+                match held.filter(|shelf| shelf.belongs_to(owner)) {
+                    None => self.shelves.of(owner),
+                    its => its,
+                }
             }
         };
         match shelf {
@@ -445,7 +483,7 @@ impl Device {
                     live = state.pool.look_up(address).ok_or(UnknownPointer)?;
                 }
             }
-            None => state.habits.of(owner).freed(address, live.requested),
+            None => state.habits.of(live.slot).freed(address, live.requested),
         }
         if state.elsewhere.is_empty() {
             state.pool.free_live(live);
@@ -458,7 +496,7 @@ impl Device {
     /// A block in use is not to come to its stream's shelf or a thread's magazine any more. False where
     /// it lies there already, and so is not in use.
     fn forget(&self, state: &mut State, live: &Live, address: u64) -> bool {
-        let shelf = self.shelves.of(Owner::of(live.stream));
+        let shelf = self.shelves.of(Owner::of(state.pool.owner_of(live)));
         shelf.is_none_or(|mut shelf| shelf.forget(address))
             && self.forget_in_magazine(state, live, address)
     }
@@ -517,7 +555,7 @@ impl Device {
         }
         // Such a block is given back by who has waited, or behind the whole device's work. To be marked as
         // shared would make it one that was set aside.
-        if live.stream == UNORDERED {
+        if state.pool.owner_of(&live) == UNORDERED {
             return Ok(());
         }
         let recorded = match state.branches.reuse() {
@@ -599,7 +637,7 @@ impl Device {
         let state = self.state.lock();
         let of_driver = || state.blocks.get(&address).map(|size| (*size, 0));
         let live = state.pool.look_up(address);
-        live.map(|live| (live.requested, live.stream.handle))
+        live.map(|live| (live.requested, state.pool.owner_of(&live).handle))
             .or_else(of_driver)
     }
 

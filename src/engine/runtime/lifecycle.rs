@@ -20,7 +20,7 @@
 //! then lets the signal end the process as it would have. Two seconds after the signal a timer ends
 //! the process whatever the helper does.
 
-use super::{calls, dump, helper, message, settings, sharing, stats};
+use super::{calls, dump, helper, message, registry, settings, sharing, stats};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::{self, MaybeUninit};
 use std::os::unix::ffi::OsStringExt;
@@ -98,6 +98,7 @@ pub fn start(on_first_use: fn()) {
 /// handler may.
 unsafe extern "C" fn after_fork() {
     sharing::stop_listening();
+    registry::keep_none_at_hand();
     FORKED.store(true, Ordering::Relaxed);
     match STATE.load(Ordering::Relaxed) {
         UNUSED => OWNER.store(process(), Ordering::Relaxed),

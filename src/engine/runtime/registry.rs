@@ -9,7 +9,11 @@ use crate::driver::{self, Functions};
 use once_cell::sync::{Lazy, OnceCell};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::ptr;
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 /// The pools of any number of devices, over one driver.
 pub struct Allocator {
@@ -237,6 +241,36 @@ pub fn change_settings(text: &str) {
 }
 
 static ALLOCATOR: OnceCell<Option<Allocator>> = OnceCell::new();
+
+/// Devices whose numbers are below this can be at hand.
+const AT_HAND: usize = 64;
+
+/// The process's devices that were asked for memory by the library's own functions, by number. What stands
+/// here lies in `ALLOCATOR`, which is made once.
+static READY: [AtomicPtr<Device>; AT_HAND] = [const { AtomicPtr::new(ptr::null_mut()) }; AT_HAND];
+
+/// A device that [`keep_at_hand`] was told of, if this process may use it.
+#[inline(always)]
+pub fn at_hand(ordinal: i32) -> Option<&'static Device> {
+    let ready = READY.get(ordinal as usize)?.load(Acquire);
+    // SAFETY: null, or a device in a static that is never changed again.
+    unsafe { ready.as_ref() }
+}
+
+/// Has a device found at once from now on: nothing is left to be done or asked before it is used.
+#[cold]
+pub fn keep_at_hand(device: &'static Device) {
+    if let Some(ready) = READY.get(device.ordinal() as usize) {
+        ready.store(ptr::from_ref(device).cast_mut(), Release);
+    }
+}
+
+/// In a process that was forked, which may use no device. Only what a signal's handler may do.
+pub(super) fn keep_none_at_hand() {
+    for ready in &READY {
+        ready.store(ptr::null_mut(), Relaxed);
+    }
+}
 
 /// The process's allocator, made on the first call as the environment says. Where there is no
 /// driver the answer is `None`, and one line on standard error says why.

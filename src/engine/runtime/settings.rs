@@ -430,6 +430,9 @@ impl RoundUp {
     /// differs, is a multiple of 512.
     #[inline]
     pub fn round_up(&self, size: usize) -> usize {
+        if self.divisions == [0; RoundUp::INTERVALS] {
+            return size;
+        }
         let divisions = self.divisions[RoundUp::interval(size)];
         if divisions == 0
             || size.is_power_of_two()

@@ -37,6 +37,14 @@ const MOST: u32 = 2 * OPENS;
 /// Blocks that a habit remembers.
 const RECENT: usize = 4;
 
+/// A power of two.
+const HABITS: usize = 64;
+
+/// Where no request for so long could have been met, so many are not looked at: a stream whose requests are
+/// at random goes on that way, and to look took a tenth of their time.
+const AWAKE: u32 = 32;
+const ASLEEP: u32 = 256;
+
 /// Whether a freed block of this size is one for its stream's shelf; `last` is the block that the stream
 /// was handed last.
 ///
@@ -205,13 +213,10 @@ impl Shelves {
         }
     }
 
-    /// The same for a caller who has the device's lock: while no shelf is open there is none to look for.
-    #[inline]
-    pub fn of_any(&self, owner: Owner) -> Option<Guard<'_, Shelf>> {
-        match self.open.load(Relaxed) {
-            0 => None,
-            _ => self.of(owner),
-        }
+    /// Whether any stream has one: while none has, there is none to look for.
+    #[inline(always)]
+    pub fn any_open(&self) -> bool {
+        self.open.load(Relaxed) != 0
     }
 
     #[cold]
@@ -447,6 +452,7 @@ impl Shelf {
 /// What a closed shelf would be worth: it is told what an open one is, and does what that does, but for
 /// the blocks themselves.
 #[derive(Clone, Copy)]
+#[repr(align(64))]
 pub struct Habit {
     /// What was asked for the blocks that would lie there.
     lying: [u64; RECENT],
@@ -454,10 +460,13 @@ pub struct Habit {
     /// The block that was handed out last.
     last: u64,
     worth: u32,
+    /// So many more requests in vain are looked at, and then so many not at all.
+    awake: u32,
+    asleep: u32,
 }
 
-/// The habits of a device's streams, under its lock; streams of one home share theirs.
-pub struct Habits([Habit; SHELVES]);
+/// The habits of a device's streams by their slots, under its lock; where there are many, some share theirs.
+pub struct Habits([Habit; HABITS]);
 
 impl Habits {
     pub fn new() -> Self {
@@ -467,13 +476,15 @@ impl Habits {
             length: 0,
             last: 0,
             worth: OPENS + 1,
+            awake: AWAKE,
+            asleep: 0,
         };
-        Habits([new; SHELVES])
+        Habits([new; HABITS])
     }
 
     #[inline]
-    pub fn of(&mut self, owner: Owner) -> &mut Habit {
-        &mut self.0[owner.home()]
+    pub fn of(&mut self, slot: u16) -> &mut Habit {
+        &mut self.0[slot as usize % HABITS]
     }
 }
 
@@ -481,7 +492,7 @@ impl Habit {
     /// A block was freed.
     #[inline]
     pub fn freed(&mut self, address: u64, requested: u64) {
-        if self.length < RECENT && would_lie(requested, address, self.last) {
+        if self.asleep == 0 && self.length < RECENT && would_lie(requested, address, self.last) {
             self.lying[self.length] = requested;
             self.length += 1;
         }
@@ -490,20 +501,16 @@ impl Habit {
     /// A block was handed out. True when it is time to open the shelf.
     #[inline]
     pub fn asked(&mut self, address: u64, requested: u64) -> bool {
-        self.last = address;
-        if self.length == 0 {
-            self.worth = self.worth.saturating_sub(1);
-        } else {
-            self.look(requested);
+        if self.asleep > 0 {
+            self.asleep -= 1;
+            return false;
         }
-        let opens = self.worth >= OPENS;
-        if opens {
-            self.worth = 0;
-        }
-        opens
+        self.look(address, requested)
     }
 
-    fn look(&mut self, requested: u64) {
+    #[inline(never)]
+    fn look(&mut self, address: u64, requested: u64) -> bool {
+        self.last = address;
         match self.lying[..self.length]
             .iter()
             .rposition(|it| *it == requested)
@@ -512,13 +519,23 @@ impl Habit {
                 self.length -= 1;
                 self.lying[at] = self.lying[self.length];
                 self.worth += HIT;
+                self.awake = AWAKE;
             }
             // The shelf would be cleared.
             None => {
                 self.length = 0;
                 self.worth = self.worth.saturating_sub(1);
+                self.awake -= 1;
+                if self.awake == 0 {
+                    (self.awake, self.asleep) = (AWAKE, ASLEEP);
+                }
             }
         }
+        let opens = self.worth >= OPENS;
+        if opens {
+            self.worth = 0;
+        }
+        opens
     }
 }
 
@@ -531,7 +548,7 @@ mod tests {
     /// turn takes blocks of these sizes and frees all of them, the last one first.
     fn opens_for(sizes: &[u64]) -> bool {
         let mut habits = Habits::new();
-        let habit = habits.of(Owner::of(UNORDERED));
+        let habit = habits.of(1);
         // What a new stream is given beforehand.
         while !habit.asked(0, u64::MAX) {}
         (0..1000).any(|_| {

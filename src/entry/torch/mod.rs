@@ -20,7 +20,8 @@ pub use attach::{ATTACH, attach_unless_done, is_attached};
 
 use super::guard::guard;
 use concertina_engine::runtime::{
-    Device, OutOfMemory, Route, allocator, allocator_in_use, lifecycle, message,
+    Device, OutOfMemory, Route, allocator, allocator_in_use, at_hand, keep_at_hand, lifecycle,
+    message,
 };
 use error::Failure;
 use filter::StreamFilter;
@@ -84,12 +85,24 @@ fn obtain(
     if size == 0 {
         return Ok(ptr::null_mut());
     }
-    lifecycle::first_use();
-    let device = usable(device).ok_or(None)?;
+    let device = match at_hand(device) {
+        Some(device) => device,
+        None => take_up(device).ok_or(None)?,
+    };
     match device.allocate(size, stream as u64) {
         Ok(address) => Ok(address as *mut c_void),
         Err(shortage) => Err(Some(shortage)),
     }
+}
+
+/// A device that is to be at hand from now on.
+#[cold]
+#[inline(never)]
+fn take_up(device: c_int) -> Option<&'static Device> {
+    lifecycle::first_use();
+    let device = usable(device)?;
+    keep_at_hand(device);
+    Some(device)
 }
 
 /// What PyTorch calls in place of [`concertina_malloc`]: the same, but that it throws where there is
@@ -269,6 +282,18 @@ pub extern "C" fn concertina_free(
 /// Takes back what was handed out, most likely by this device for this stream.
 #[inline(always)]
 fn give_back(pointer: *mut c_void, device: c_int, stream: u64) {
+    if let Some(here) = at_hand(device)
+        && here.free(pointer as u64, stream).is_ok()
+    {
+        return;
+    }
+    give_back_anywhere(pointer, device, stream);
+}
+
+/// The same, of any device.
+#[cold]
+#[inline(never)]
+fn give_back_anywhere(pointer: *mut c_void, device: c_int, stream: u64) {
     if pointer.is_null() || lifecycle::in_forked_child() {
         return;
     }

@@ -119,7 +119,7 @@ impl Device {
 
     /// A block has just been freed that streams of a capture use, and waits.
     pub(super) fn note_branches(&self, state: &mut State, block: &Live, users: &Users) {
-        let owner = block.stream.handle;
+        let owner = state.pool.owner_of(block).handle;
         let mut last = Vec::new();
         // The owner comes first: if the capture is broken, its other streams may be gone.
         for stream in std::iter::once(&owner).chain(&users.streams) {

@@ -33,7 +33,7 @@ impl Device {
     /// Takes back a block that no work uses any more: the caller has waited for it.
     #[inline]
     pub fn free_idle(&self, address: u64) -> Result<(), UnknownPointer> {
-        self.free_from(address, Owner::of(UNORDERED))
+        self.free_to_shelf(address, Owner::of(UNORDERED))
     }
 
     /// The same, from blocks that were set aside first ([`Device::set_aside`]); where there is no other
@@ -76,7 +76,7 @@ impl Device {
         let mut state = self.state.lock();
         let mut own = self.magazines.own();
         let live = state.pool.look_up(address);
-        if let Some(live) = live.filter(|it| it.stream == UNORDERED) {
+        if let Some(live) = live.filter(|it| state.pool.owner_of(it) == UNORDERED) {
             let holders = &mut state.later.holders;
             own.know(Aside { address, live }, self.magazines.share(), holders);
         }
@@ -126,7 +126,7 @@ impl Device {
     fn set_aside_in_store(&self, address: u64) -> Result<(), UnknownPointer> {
         let mut state = self.state.lock();
         let live = state.pool.look_up(address).ok_or(UnknownPointer)?;
-        if live.stream != UNORDERED {
+        if state.pool.owner_of(&live) != UNORDERED {
             drop(state);
             return self.free_later(address);
         }
@@ -146,7 +146,7 @@ impl Device {
     pub fn free_later(&self, address: u64) -> Result<(), UnknownPointer> {
         let mut state = self.state.lock();
         let live = state.pool.look_up(address).ok_or(UnknownPointer)?;
-        let owner = live.stream;
+        let owner = state.pool.owner_of(&live);
         // Any other than the owner makes the block wait.
         let other = StreamKey {
             handle: owner.handle,
@@ -194,7 +194,7 @@ impl Device {
         let Some(live) = state.pool.look_up(address) else {
             return false;
         };
-        let shelf = self.shelves.of(Owner::of(live.stream));
+        let shelf = self.shelves.of(Owner::of(state.pool.owner_of(&live)));
         !state.is_aside(&live)
             && shelf.is_none_or(|shelf| !shelf.has(address))
             && !self.magazines.has(&live, address, &state.later.holders)
