@@ -95,10 +95,11 @@ class Run:
 def note_pairs(run, allocator, lines):
     for line in lines:
         bench = line["bench"]
+        stream = ", default stream" if "stream" in line else ""
         case = {
-            "pair": lambda: size(line["bytes"]) + (", default stream" if "stream" in line else ""),
-            "mixed": lambda: f"{line['live']:,} live",
-            "scale": lambda: f"{line['live']:,} live",
+            "pair": lambda: size(line["bytes"]) + stream,
+            "mixed": lambda: f"{line['live']:,} live" + stream,
+            "scale": lambda: f"{line['live']:,} live" + stream,
             "threads": lambda: some(line["threads"], "thread") + " on " + some(line["streams"], "stream"),
             "floor": lambda: line["what"],
         }[bench]()

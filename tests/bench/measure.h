@@ -197,7 +197,9 @@ template <class A> void all_pairs(A &a, const Driver *driver, Effort effort) {
         // Most programs know no other stream.
         if (driver) print(what + ",\"stream\":\"default\"", pair(a, bytes, nullptr, effort));
     }
-    print("\"bench\":\"mixed\",\"live\":2000", mixed(a, 2000, 15, streams[0], effort));
+    const std::string random = "\"bench\":\"mixed\",\"live\":2000";
+    if (driver) print(random, mixed(a, 2000, 15, streams[0], effort));
+    print(random + ",\"stream\":\"default\"", mixed(a, 2000, 15, nullptr, effort));
     for (size_t own : {1, 0})
         for (size_t count : {1, 2, 4, 8}) {
             // One thread on one stream is measured once; a simulated GPU has one stream.
@@ -208,8 +210,8 @@ template <class A> void all_pairs(A &a, const Driver *driver, Effort effort) {
                   threads(a, count, used, driver, effort));
         }
     for (long live : {100, 10000, 1000000})
-        print("\"bench\":\"scale\",\"live\":" + std::to_string(live),
-              mixed(a, live, 7, streams[0], effort));
+        print("\"bench\":\"scale\",\"stream\":\"default\",\"live\":" + std::to_string(live),
+              mixed(a, live, 7, nullptr, effort));
 }
 
 /* An event of a trace, as bench.py packs it: 0 bytes free. */
