@@ -1,13 +1,17 @@
-//! One large value that begins as zeros, of which the system gives memory page by page as it is touched.
+//! One large value that begins as zeros, of which the system gives memory page by page as it is touched: so
+//! to grow copies nothing, however much is used. What lies beyond the first 2 MiB comes in huge pages where the
+//! system has them, which spares most of the cost of looking up addresses when it is used at random.
 
-use crate::pages;
 use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
-/// Types of which a value may be all zeros.
+/// The size of a huge page on x86-64 and, with pages of 4 KiB, on AArch64.
+const HUGE: usize = 2 << 20;
+
+/// Types of which a value may be all zeros. What comes to be in it, its owner drops.
 ///
 /// # Safety
-/// Zeros are a valid value of the type, which drops nothing and needs no alignment above a page's.
+/// Zeros are a valid value of the type.
 pub unsafe trait Zeroable {}
 
 /// A value in memory of its own.
@@ -22,15 +26,14 @@ impl<T: Zeroable> Zeroed<T> {
     /// `None` where the process may not have so many addresses.
     pub fn new() -> Option<Self> {
         const { assert!(align_of::<T>() <= 4096) };
-        pages::map(size_of::<T>()).map(|start| Zeroed(start.cast()))
+        map(size_of::<T>()).map(|start| Zeroed(start.cast()))
     }
 }
 
 impl<T> Drop for Zeroed<T> {
     fn drop(&mut self) {
-        // SAFETY: the mapping is the value's own; nothing borrows from it any more, and there is nothing to
-        // drop in it.
-        unsafe { pages::unmap(self.0.cast(), size_of::<T>()) };
+        // SAFETY: the mapping is the value's own, and nothing borrows from it any more.
+        unsafe { libc::munmap(self.0.as_ptr().cast(), size_of::<T>()) };
     }
 }
 
@@ -50,6 +53,25 @@ impl<T> DerefMut for Zeroed<T> {
         // SAFETY: as above, and borrowed mutably.
         unsafe { self.0.as_mut() }
     }
+}
+
+/// So many bytes of zeros, writable, of which nothing is there until it is touched. `None` where the process
+/// may not have so many addresses.
+fn map(size: usize) -> Option<NonNull<u8>> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a mapping at an address of the system's choice disturbs nothing.
+    let start = unsafe { libc::mmap(ptr::null_mut(), size, protection, flags, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return None;
+    }
+    // What is small is to stay so.
+    let skipped = (start as usize + HUGE).next_multiple_of(HUGE) - start as usize;
+    if skipped < size {
+        // SAFETY: inside the new mapping; advice that is not taken changes nothing.
+        unsafe { libc::madvise(start.add(skipped), size - skipped, libc::MADV_HUGEPAGE) };
+    }
+    NonNull::new(start.cast())
 }
 
 #[cfg(test)]

@@ -331,6 +331,27 @@ mod sim_only {
         bench.finish();
     }
 
+    /// As in a process whose address space is limited.
+    #[test]
+    fn fewer_addresses_will_do() {
+        let name = "fewer_addresses_will_do";
+        let Some(bench) = Bench::simulated(name, machine(GIB), Settings::default()) else {
+            return;
+        };
+        let (machine, stream) = (bench.machine(), bench.gpu.stream());
+        for nth in 1..=2 {
+            machine.fail(
+                "cuMemAddressReserve",
+                nth,
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            );
+        }
+        let whole = bench.allocate(GIB, stream);
+        assert_eq!(bench.calls("cuMemAddressReserve"), 3);
+        bench.free(whole);
+        bench.finish();
+    }
+
     /// The calls that a pool makes, made to fail.
     const MAPPED: [&str; 9] = [
         "cuMemCreate",

@@ -185,6 +185,24 @@ impl Bins {
             .filter(move |id| blocks[*id].size >= size)
     }
 
+    /// Whether every link has one back, and the blocks that stand for no size have none among the sizes.
+    pub fn is_linked(&self, blocks: &Blocks) -> bool {
+        self.bins().all(|bin| {
+            let mut less = NONE;
+            chain(self.heads[bin], |id| blocks[id].more).all(|top| {
+                let before = std::mem::replace(&mut less, top);
+                let mut same_prev = NONE;
+                blocks[top].less == before
+                    && chain(top, |id| blocks[id].same_next).all(|id| {
+                        let before = std::mem::replace(&mut same_prev, id);
+                        let block = &blocks[id];
+                        let stands = (block.less, block.more) == (NONE, NONE) || id == top;
+                        block.same_prev == before && block.size == blocks[top].size && stands
+                    })
+            })
+        })
+    }
+
     fn bins(&self) -> impl DoubleEndedIterator<Item = usize> + '_ {
         (0..WORDS)
             .filter(|word| self.words[*word] != 0)
@@ -268,5 +286,36 @@ mod tests {
             bins.remove(&mut blocks, id);
         }
         assert!(bins.is_empty());
+    }
+
+    #[test]
+    fn blocks_of_few_sizes_come_and_go_in_any_order() {
+        let (mut blocks, mut bins) = (Blocks::new().expect("addresses"), Bins::new());
+        let mut inside = Vec::new();
+        let mut x = 88172645463325252u64;
+        let mut random = move || {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            x
+        };
+        for _ in 0..20_000 {
+            if random() % 100 < 52 {
+                // Several of a size, and several sizes in a bin.
+                let size = BLOCK * (1000 + random() % 40);
+                let id = blocks.add(random() % 1000 * (1 << 30), size, 0, State::Free);
+                bins.insert(&mut blocks, id);
+                inside.push(id);
+            } else if !inside.is_empty() {
+                let id = inside.swap_remove(random() as usize % inside.len());
+                bins.remove(&mut blocks, id);
+                blocks.remove(id);
+            }
+            assert!(bins.is_linked(&blocks));
+            let none = (blocks[NONE].size, blocks[NONE].address, blocks[NONE].state);
+            assert_eq!(none, (u64::MAX, 0, State::Vacant));
+            assert_eq!(bins.ascending(&blocks, BLOCK).count(), inside.len());
+        }
+        assert!(inside.len() > 100);
     }
 }

@@ -12,8 +12,8 @@ use std::ops::{Deref, DerefMut, Index, IndexMut};
 pub struct BlockId(u32);
 
 /// No block. There is a node in this place all the same, which is free for nobody and larger than
-/// anything asked for. So who follows a link may read what is there, and write what nobody reads,
-/// without asking first whether there is a block.
+/// anything asked for. So who follows a link may read what is there, and write its links, which nobody
+/// reads, without asking first whether there is a block. Its address, size and state stay as they are.
 pub const NONE: BlockId = BlockId(0);
 
 impl BlockId {
@@ -65,7 +65,7 @@ pub struct Block {
     /// Free blocks of exactly this size, in a bin; see `bins`.
     pub same_prev: BlockId,
     pub same_next: BlockId,
-    /// The next smaller and larger size in the bin, kept by the first block of a size.
+    /// The next smaller and larger size in the bin, kept by the first block of a size; `NONE` in the others.
     pub less: BlockId,
     pub more: BlockId,
     /// Free: neighbours in the order of being freed; see `stream`.
@@ -107,12 +107,12 @@ pub const VACANT: Block = Block {
 
 /// As many nodes as there can be: 2 GiB of them, of which the system gives what is used. A block is 512 bytes
 /// or more, so that it takes 16 GiB of the smallest for them to run out.
-const NODES: usize = 1 << 25;
+pub(super) const NODES: usize = 1 << 25;
 
 /// Nodes chained at a time.
 const PAGE: usize = 64;
 
-/// Kept for memory that is new; blocks are cut in two without.
+/// Of those, kept for the pool's own work, so that what is refused for want of nodes is a request.
 const SPARE: usize = 1 << 16;
 
 /// Every node that can be named. All of them are there, in use or not, so that what finds one by its name
@@ -169,8 +169,9 @@ impl Blocks {
 
     /// A node for the given memory, linked to nothing.
     pub fn add(&mut self, address: u64, size: u64, slot: u16, state: State) -> BlockId {
-        if self.vacant == NONE {
-            assert!(self.grow(0), "no more than {NODES} blocks can be kept");
+        // One by one at last, so that none of those to spare is claimed.
+        if self.vacant == NONE && !self.grow(PAGE, SPARE) {
+            assert!(self.grow(1, 0), "no more than {NODES} blocks can be kept");
         }
         let id = self.take_vacant();
         self[id] = Block {
@@ -186,7 +187,7 @@ impl Blocks {
     /// A vacant node, which the caller fills in; `NONE` where there are none but those to spare.
     #[inline(always)]
     pub fn claim(&mut self) -> BlockId {
-        if self.vacant == NONE && !self.grow(SPARE) {
+        if self.vacant == NONE && !self.grow(PAGE, SPARE) {
             return NONE;
         }
         self.take_vacant()
@@ -199,12 +200,11 @@ impl Blocks {
         id
     }
 
-    /// Chains a page of vacant nodes, the lowest first, so that so many are left. False where there are not
-    /// as many.
+    /// Chains so many vacant nodes, the lowest first. False where that would leave fewer to spare.
     #[cold]
     #[inline(never)]
-    fn grow(&mut self, spare: usize) -> bool {
-        let end = self.used + PAGE;
+    fn grow(&mut self, count: usize, spare: usize) -> bool {
+        let end = self.used + count;
         if end > NODES - spare {
             return false;
         }

@@ -185,8 +185,14 @@ impl<G: Gpu> Pool<G> {
     }
 
     fn check_lists(&self) -> Result<(), Broken> {
+        let none = &self.blocks[NONE];
+        hold!(
+            (none.size, none.address, none.state) == (u64::MAX, 0, State::Vacant),
+            "the node of no block was changed"
+        );
         let mut listed = HashSet::new();
         for (slot, it) in self.slots.iter() {
+            hold!(it.bins.is_linked(&self.blocks), "slot {slot}'s lists");
             for id in it.bins.ascending(&self.blocks, super::BLOCK) {
                 let block = &self.blocks[id];
                 hold!(

@@ -361,7 +361,7 @@ fn reserve(gpu: &mut impl Gpu, least: u64) -> Result<(u64, u64), Refusal> {
     loop {
         match gpu.reserve(length) {
             Ok(start) => return Ok((start, length)),
-            Err(_) if length > least => length /= 2,
+            Err(Refusal::OutOfMemory) if length > least => length = (length / 2).max(least),
             Err(refusal) => return Err(refusal),
         }
     }

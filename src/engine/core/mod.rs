@@ -41,7 +41,7 @@ pub use group::{GroupId, SHARED};
 pub use journal::{Happening, Journal};
 pub use look::{Backing, Found};
 pub use place::Unplaced;
-pub use pool::{Handed, Live, Policy, Pool, Shortage, Tuning, Unknown};
+pub use pool::{Handed, Lists, Live, Policy, Pool, Shortage, Tuning, Unknown};
 pub use segments::{Piece, Segment};
 pub use stream::{StreamKey, UNORDERED};
 

@@ -110,6 +110,24 @@ pub struct Handed {
     pub slot: u16,
 }
 
+/// What a pool keeps its books in.
+pub struct Lists {
+    blocks: Blocks,
+    table: Table,
+    slots: Slots,
+}
+
+impl Lists {
+    /// Empty ones. `None` where the process may not have the addresses for them, some 3 GiB.
+    pub fn new() -> Option<Self> {
+        Some(Lists {
+            blocks: Blocks::new()?,
+            table: Table::new()?,
+            slots: Slots::new()?,
+        })
+    }
+}
+
 /// The pool of one device, private pools included. One caller at a time.
 pub struct Pool<G> {
     pub(super) gpu: G,
@@ -137,23 +155,26 @@ pub struct Pool<G> {
 }
 
 impl<G: Gpu> Pool<G> {
-    /// An empty pool. Takes nothing from the GPU yet. `None` where the process may not have the addresses
-    /// for its lists.
-    pub fn new(gpu: G, policy: Policy) -> Option<Self> {
+    /// An empty pool. Takes nothing from the GPU yet.
+    pub fn new(gpu: G, policy: Policy, lists: Lists) -> Self {
+        let Lists {
+            blocks,
+            table,
+            mut slots,
+        } = lists;
         let granularity = if policy.expandable {
             gpu.granularity()
         } else {
             0
         };
-        let mut slots = Slots::new()?;
         // The first slot of all can always be had.
         let idle = slots.add_idle(SHARED).unwrap_or_default();
-        Some(Pool {
+        Pool {
             gpu,
             policy,
             granularity,
-            blocks: Blocks::new()?,
-            table: Table::new(),
+            blocks,
+            table,
             slots,
             groups: vec![Group::new(idle, granularity, false)],
             pending: VecDeque::new(),
@@ -166,7 +187,7 @@ impl<G: Gpu> Pool<G> {
             returned: Vec::new(),
             ripe: false,
             chosen: Vec::new(),
-        })
+        }
     }
 
     /// Hands out `size` bytes (rounded up to 512) that the stream may use at once. The address is
@@ -191,6 +212,7 @@ impl<G: Gpu> Pool<G> {
         let hole = self.find_harder(size, slot)?;
         let size = self.taken(hole, size, group);
         let address = self.hand_out(hole, size, requested, slot, group);
+        let address = address.ok_or_else(|| self.shortage(size, group, Refusal::OutOfMemory))?;
         Ok(Handed { address, slot })
     }
 
@@ -225,7 +247,7 @@ impl<G: Gpu> Pool<G> {
             hole = self.hit_again(size, slot)?;
         }
         let size = self.taken(hole, size, group);
-        let address = self.hand_out(hole, size, requested, slot, group);
+        let address = self.hand_out(hole, size, requested, slot, group)?;
         Some(Handed { address, slot })
     }
 
@@ -237,9 +259,9 @@ impl<G: Gpu> Pool<G> {
         requested: u64,
         slot: u16,
         group: GroupId,
-    ) -> u64 {
-        let id = self.take(hole, size);
-        self.begin_use(id, requested, slot, group)
+    ) -> Option<u64> {
+        let id = self.take(hole, size)?;
+        Some(self.begin_use(id, requested, slot, group))
     }
 
     /// A node that is no hole any more becomes a block of the slot's stream, which is of this group. Answers
@@ -574,9 +596,9 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// Cuts `size` bytes off one end of a hole.
+    /// Cuts `size` bytes off one end of a hole. `None` where there is no node for the rest.
     #[inline(always)]
-    fn take(&mut self, hole: BlockId, size: u64) -> BlockId {
+    fn take(&mut self, hole: BlockId, size: u64) -> Option<BlockId> {
         let Self {
             blocks,
             slots,
@@ -586,16 +608,14 @@ impl<G: Gpu> Pool<G> {
             ..
         } = self;
         let owner = slots.get_mut(blocks[hole].slot);
-        let whole = blocks[hole].size;
-        let id = match whole == size {
-            true => NONE,
-            false => blocks.claim(),
-        };
-        if id == NONE {
-            // An exact fit, or there is no node for a rest.
-            counters.hole_removed(whole);
+        if blocks[hole].size == size {
+            counters.hole_removed(size);
             owner.remove(blocks, hole);
-            return hole;
+            return Some(hole);
+        }
+        let id = blocks.claim();
+        if id == NONE {
+            return None;
         }
         let nodes = &mut **blocks;
         // The rest keeps the hole's node and its place in the order of being freed.
@@ -623,7 +643,7 @@ impl<G: Gpu> Pool<G> {
         }
         nodes[id] = block;
         owner.bins.insert(nodes, hole);
-        id
+        Some(id)
     }
 
     /// A block that nothing but its own stream's earlier work uses becomes a hole of any slot of its

@@ -305,7 +305,8 @@ impl Slots {
     }
 
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut Slot)> {
-        (0..).zip(&mut self.list.0[..self.used])
+        let slots = self.list.0[..self.used].iter_mut().enumerate();
+        slots.map(|(at, slot)| (at as u16, slot))
     }
 
     /// The slots of the other streams of a slot's group, where they have holes.
@@ -317,6 +318,7 @@ impl Slots {
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (u16, &Slot)> {
-        (0..).zip(&self.list.0[..self.used])
+        let slots = self.list.0[..self.used].iter().enumerate();
+        slots.map(|(at, slot)| (at as u16, slot))
     }
 }

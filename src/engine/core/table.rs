@@ -14,36 +14,49 @@
 //! else, went from 10 to 120 ns, and no allocator that knows its blocks by their addresses does without. To
 //! fetch the neighbours before they are needed, to insert later, or half the places made no difference.
 
-use super::block::{BlockId, NONE, Nodes};
-use crate::array::Array;
+use super::block::{BlockId, NODES, NONE, Nodes};
+use crate::zeroed::{Zeroable, Zeroed};
 
 /// Places for each block.
 const SPARE: usize = 4;
 
+/// As many as there can be: 512 MiB of them, of which the system gives what is used.
+struct Places([BlockId; SPARE * NODES]);
+
+// SAFETY: of names, zero is `NONE`.
+#[allow(unsafe_code)]
+unsafe impl Zeroable for Places {}
+
 /// Maps the addresses of blocks handed out to their blocks.
 pub struct Table {
-    /// From `half` to less than twice as many.
-    places: Array<BlockId>,
+    places: Zeroed<Places>,
+    /// How many are used: from `half` to less than twice as many.
+    used: usize,
     /// A power of two. The first places, up to the number of those beyond it, have been divided.
     half: usize,
     count: usize,
 }
 
 impl Table {
-    pub fn new() -> Self {
+    /// `None` where the process may not have the addresses for it.
+    pub fn new() -> Option<Self> {
         let half = 256;
-        let mut places = Array::new();
-        places.extend(half, NONE);
-        Table {
-            places,
+        Some(Table {
+            places: Zeroed::new()?,
+            used: half,
             half,
             count: 0,
-        }
+        })
+    }
+
+    #[inline(always)]
+    fn place(&mut self, at: usize) -> &mut BlockId {
+        &mut self.places.0[at % (SPARE * NODES)]
     }
 
     /// Bytes of its places, in use or not.
     pub fn bytes(&self) -> usize {
-        size_of_val(&*self.places)
+        self.used * size_of::<BlockId>()
     }
 
     pub fn len(&self) -> usize {
@@ -55,7 +68,7 @@ impl Table {
     fn home(&self, address: u64) -> usize {
         let hash = (address / super::BLOCK).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         let place = hash as usize & (self.half * 2 - 1);
-        if place < self.places.len() {
+        if place < self.used {
             place
         } else {
             place - self.half
@@ -66,7 +79,7 @@ impl Table {
     #[inline(always)]
     pub fn find(&self, nodes: &Nodes, address: u64) -> (BlockId, usize) {
         let home = self.home(address);
-        let mut id = self.places[home];
+        let mut id = self.places.0[home % (SPARE * NODES)];
         while nodes[id].address != address && id != NONE {
             id = nodes[id].chain;
         }
@@ -81,7 +94,7 @@ impl Table {
     #[inline(always)]
     pub fn insert(&mut self, nodes: &mut Nodes, id: BlockId) {
         self.count += 1;
-        while self.count * SPARE > self.places.len() {
+        while self.count * SPARE > self.used {
             self.grow(nodes);
         }
         self.link(nodes, id);
@@ -91,7 +104,7 @@ impl Table {
     fn link(&mut self, nodes: &mut Nodes, id: BlockId) {
         let node = &mut nodes[id];
         let home = self.home(node.address);
-        node.chain = std::mem::replace(&mut self.places[home], id);
+        node.chain = std::mem::replace(self.place(home), id);
     }
 
     /// Removes a block that was found in this place since the table was last changed.
@@ -99,11 +112,12 @@ impl Table {
     pub fn remove(&mut self, nodes: &mut Nodes, id: BlockId, home: usize) {
         let after = nodes[id].chain;
         self.count -= 1;
-        let mut at = self.places[home];
-        if at == id {
-            self.places[home] = after;
+        let place = self.place(home);
+        if *place == id {
+            *place = after;
             return;
         }
+        let mut at = *place;
         while nodes[at].chain != id {
             at = nodes[at].chain;
         }
@@ -114,15 +128,15 @@ impl Table {
     #[cold]
     #[inline(never)]
     fn grow(&mut self, nodes: &mut Nodes) {
-        let divided = self.places.len() - self.half;
-        self.places.extend(1, NONE);
-        let mut id = std::mem::replace(&mut self.places[divided], NONE);
+        let divided = self.used - self.half;
+        self.used += 1;
+        let mut id = std::mem::replace(self.place(divided), NONE);
         while id != NONE {
             let next = nodes[id].chain;
             self.link(nodes, id);
             id = next;
         }
-        if self.places.len() == self.half * 2 {
+        if self.used == self.half * 2 {
             self.half *= 2;
         }
     }
@@ -136,7 +150,7 @@ mod tests {
 
     #[test]
     fn agrees_with_a_map_over_a_random_run() {
-        let (mut table, mut map) = (Table::new(), HashMap::new());
+        let (mut table, mut map) = (Table::new().expect("addresses"), HashMap::new());
         let mut blocks = Blocks::new().expect("addresses");
         let mut x = 88172645463325252u64;
         for _ in 0..200_000 {

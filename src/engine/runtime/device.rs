@@ -40,7 +40,8 @@ use super::settings::{Free, RoundUp, Settings};
 use super::shelf::{Habits, Owner, Shelf, Shelves};
 use super::together::Together;
 use crate::core::{
-    BLOCK, GroupId, Handed, Live, Policy, Pool, Refusal, SHARED, Shortage, StreamKey, UNORDERED,
+    BLOCK, GroupId, Handed, Lists, Live, Policy, Pool, Refusal, SHARED, Shortage, StreamKey,
+    UNORDERED,
 };
 use crate::driver::Functions;
 use std::collections::HashMap;
@@ -131,6 +132,10 @@ impl Device {
         devices: i32,
         settings: &Settings,
     ) -> Result<Device, String> {
+        let lists = Lists::new().ok_or(
+            "the process may not have the 3 GiB of addresses that its lists need (ulimit -v, \
+             vm.overcommit_memory)",
+        )?;
         let properties = Arc::new(Properties::of(&functions, ordinal, devices)?);
         let ledger = Arc::new(Ledger::new());
         let mut limit = settings.limit.map_or(u64::MAX, |limit| limit as u64);
@@ -156,9 +161,7 @@ impl Device {
         let total = properties.total;
         let gpu = DriverGpu::new(functions, properties.clone(), ledger.clone());
         let mut state = State {
-            pool: Pool::new(gpu, policy).ok_or(
-                "the process may not have as many addresses as its lists need, some 3 GiB (ulimit -v)",
-            )?,
+            pool: Pool::new(gpu, policy, lists),
             round_up: settings.round_up,
             uncached: false,
             blocks: HashMap::new(),

@@ -59,7 +59,8 @@ static ASKED: AtomicBool = AtomicBool::new(false);
 static ON_FIRST_USE: OnceLock<fn()> = OnceLock::new();
 
 /// Whether this process was forked from one that had used the library. Every entry point asks this
-/// before it takes a lock. One relaxed load.
+/// before it takes a lock, unless it has a device that is at hand, which none is in such a process. One
+/// relaxed load.
 #[inline]
 pub fn in_forked_child() -> bool {
     STATE.load(Ordering::Relaxed) == CHILD

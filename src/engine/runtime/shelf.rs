@@ -449,8 +449,8 @@ impl Shelf {
     }
 }
 
-/// What a closed shelf would be worth: it is told what an open one is, and does what that does, but for
-/// the blocks themselves.
+/// What a closed shelf would be worth: while it is awake it is told what an open one is, and does what that
+/// does, but for the blocks themselves.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 pub struct Habit {

@@ -282,7 +282,8 @@ pub extern "C" fn concertina_free(
 /// Takes back what was handed out, most likely by this device for this stream.
 #[inline(always)]
 fn give_back(pointer: *mut c_void, device: c_int, stream: u64) {
-    if let Some(here) = at_hand(device)
+    if !pointer.is_null()
+        && let Some(here) = at_hand(device)
         && here.free(pointer as u64, stream).is_ok()
     {
         return;

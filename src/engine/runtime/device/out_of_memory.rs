@@ -124,6 +124,11 @@ impl fmt::Display for OutOfMemory {
                 ". Private pools, as CUDA graphs have them, hold {} that is free for them alone.",
                 Bytes(elsewhere)
             ),
+            Refusal::OutOfMemory if free > asked => write!(
+                f,
+                ". The device has room for this request: the driver, or this process (ulimit -v), has \
+                 run out of something else, such as addresses."
+            ),
             _ if outside > asked && outside > reserved => {
                 write!(
                     f,
