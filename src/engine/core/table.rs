@@ -7,7 +7,7 @@
 //! that and the new one. So no insertion takes longer because there are many blocks.
 //!
 //! What grows with them is the wait for memory. No cache holds the nodes and places of a million blocks, and
-//! a pair that hits four cold lines one after the other takes some four times as long as with a hundred: the
+//! a pair that hits four cold lines one after the other takes some five times as long as with a hundred: the
 //! place of the block freed and its node (half of all the time), its neighbours' nodes (an eighth), the place
 //! of the block handed out. One cold line took 200 ns when the whole pair took 150 with a hundred (EPYC 7003,
 //! a virtual machine, huge pages). The look-up alone, a place and then its node in a loop that does nothing

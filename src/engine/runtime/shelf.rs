@@ -41,7 +41,7 @@ const RECENT: usize = 4;
 const HABITS: usize = 64;
 
 /// Where no request for so long could have been met, so many are not looked at: a stream whose requests are
-/// at random goes on that way, and to look took a tenth of their time.
+/// at random goes on that way, and to look takes a thirtieth of the instructions of a pair.
 const AWAKE: u32 = 32;
 const ASLEEP: u32 = 256;
 
