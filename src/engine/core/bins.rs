@@ -101,7 +101,7 @@ impl Bins {
         let (less, at) = larger(nodes, self.heads[bin], size);
         let first = &nodes[at];
         let known = first.size == size;
-        // The lowest address stands for the size, the others in no order.
+        // Whose address is lower than that of the first of its size takes its place; the others are in no order.
         let behind = known & (address >= first.address);
         let (same, larger) = (first.same_next, first.more);
         let top = select_unpredictable(behind, at, id);

@@ -7,7 +7,7 @@ use std::fmt::{self, Display, Formatter};
 use std::ops::{Deref, DerefMut, Index, IndexMut};
 
 /// A node's place among [`Nodes`]: how many bytes after the first it begins, so that finding it takes no
-/// arithmetic.
+/// arithmetic. Only this file makes one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(u32);
 
@@ -112,7 +112,7 @@ pub(super) const NODES: usize = 1 << 25;
 /// Nodes chained at a time.
 const PAGE: usize = 64;
 
-/// Of those, kept for the pool's own work, so that what is refused for want of nodes is a request.
+/// Nodes kept for the pool's own work, so that what is refused for want of them is a request.
 const SPARE: usize = 1 << 16;
 
 /// Every node that can be named. All of them are there, in use or not, so that what finds one by its name
