@@ -16,11 +16,6 @@ const CHUNKS: u64 = 48;
 /// late, holds 1.012 of what is live rather than 1.009.
 const LARGEST: u64 = 8 << 20;
 
-/// The same where the request is larger than all that is held so far, as one for a cache of keys and values is:
-/// it will not be cut up soon. The GPU copies 2 to 4 % slower inside a block of 5 GB in chunks of 8 MiB, and
-/// as fast as inside one of cudaMalloc in chunks of 64 MiB (H200, `chunk_size_mb`).
-const LARGEST_OF_ALL: u64 = 64 << 20;
-
 /// By how much chunks are larger where memory is whole: what a chunk costs does not depend on its size, and
 /// what larger ones lose are the parts of them that lie free beside blocks in use. With 4/3 the traces take
 /// 2 % less of the driver's time from an empty pool, with 3/2 3 %, with 2 5 %; but with 2 two programs at once
@@ -103,11 +98,7 @@ impl<G: Gpu> Pool<G> {
             true => self.larger_chunk_size(group),
             false => size,
         };
-        let largest = match bytes >= self.groups[group as usize].reserved {
-            true => LARGEST_OF_ALL,
-            false => LARGEST,
-        };
-        size.max(self.whole(bytes / CHUNKS).min(largest))
+        size.max(self.whole(bytes / CHUNKS).min(LARGEST))
     }
 
     /// The size of a chunk where memory is whole.
