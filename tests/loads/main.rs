@@ -111,6 +111,31 @@ fn memory_grows_where_moving_it_takes_too_much_time_and_only_where_it_is_cut_up(
     assert!(calm * 20 < moved, "{calm} of {moved}");
 }
 
+/// What a job holds does not depend on one large block that was there before it.
+#[test]
+fn a_large_block_before_a_job_costs_no_memory() {
+    for seed in 0..SEEDS {
+        for (program, bound) in [
+            (programs::training as fn(&mut _) -> _, 1.010),
+            (programs::two_models, 1.040),
+        ] {
+            let script: Script = program(&mut Random::new(seed));
+            for part in [2, 3, 5] {
+                let mut before = Script::default();
+                let block = before.take(script.peak_live / part, 0);
+                before.give(block);
+                let mut replay = Replay::new(&script, 0);
+                replay.pass(&before);
+                let held = replay.pass(&script);
+                let apart = CHUNK * u64::from(script.streams);
+                let share = held.saturating_sub(apart) as f64 / script.peak_live as f64;
+                println!("seed {seed}, behind 1/{part}: {share:.4}, at most {bound}");
+                assert!(share <= bound, "seed {seed}, behind 1/{part}: {share:.4}");
+            }
+        }
+    }
+}
+
 /// Two large blocks at a time, of which one comes back a little larger: only the difference is moved.
 #[test]
 fn a_large_block_that_comes_back_larger_has_room_for_it() {
