@@ -229,6 +229,16 @@ mod tests {
     use super::*;
     use crate::core::block::State;
 
+    fn random() -> impl FnMut() -> u64 {
+        let mut x = 88172645463325252u64;
+        move || {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            x
+        }
+    }
+
     #[test]
     fn bins_are_in_order_and_exact_where_promised() {
         let mut last = 0;
@@ -245,13 +255,7 @@ mod tests {
     fn agrees_with_a_sorted_set_over_a_random_run() {
         let (mut blocks, mut bins) = (Blocks::new().expect("addresses"), Bins::new());
         let mut set = std::collections::BTreeSet::new();
-        let mut x = 88172645463325252u64;
-        let mut random = move || {
-            x ^= x << 13;
-            x ^= x >> 7;
-            x ^= x << 17;
-            x
-        };
+        let mut random = random();
         for step in 0..100_000u64 {
             let size = BLOCK * (1 + (random() % 400) * (1 << (random() % 12)));
             if random() % 100 < 45 {
@@ -292,13 +296,7 @@ mod tests {
     fn blocks_of_few_sizes_come_and_go_in_any_order() {
         let (mut blocks, mut bins) = (Blocks::new().expect("addresses"), Bins::new());
         let mut inside = Vec::new();
-        let mut x = 88172645463325252u64;
-        let mut random = move || {
-            x ^= x << 13;
-            x ^= x >> 7;
-            x ^= x << 17;
-            x
-        };
+        let mut random = random();
         for _ in 0..20_000 {
             if random() % 100 < 52 {
                 // Several of a size, and several sizes in a bin.
@@ -312,8 +310,7 @@ mod tests {
                 blocks.remove(id);
             }
             assert!(bins.is_linked(&blocks));
-            let none = (blocks[NONE].size, blocks[NONE].address, blocks[NONE].state);
-            assert_eq!(none, (u64::MAX, 0, State::Vacant));
+            assert!(blocks.is_none_unchanged());
             assert_eq!(bins.ascending(&blocks, BLOCK).count(), inside.len());
         }
         assert!(inside.len() > 100);

@@ -169,11 +169,12 @@ impl Blocks {
 
     /// A node for the given memory, linked to nothing.
     pub fn add(&mut self, address: u64, size: u64, slot: u16, state: State) -> BlockId {
-        // One by one at last, so that none of those to spare is claimed.
-        if self.vacant == NONE && !self.grow(PAGE, SPARE) {
+        let mut id = self.claim();
+        if id == NONE {
+            // One by one, so that none of those to spare is claimed.
             assert!(self.grow(1, 0), "no more than {NODES} blocks can be kept");
+            id = self.take_vacant();
         }
-        let id = self.take_vacant();
         self[id] = Block {
             address,
             size,
@@ -241,6 +242,12 @@ impl Blocks {
     #[inline(always)]
     pub fn parts(&mut self) -> (&mut Nodes, &mut BlockId) {
         (&mut self.nodes, &mut self.vacant)
+    }
+
+    /// Whether the node of no block is as it has to be.
+    pub fn is_none_unchanged(&self) -> bool {
+        let none = &self[NONE];
+        (none.size, none.address, none.state) == (u64::MAX, 0, State::Vacant)
     }
 
     /// Every node in use.

@@ -185,9 +185,8 @@ impl<G: Gpu> Pool<G> {
     }
 
     fn check_lists(&self) -> Result<(), Broken> {
-        let none = &self.blocks[NONE];
         hold!(
-            (none.size, none.address, none.state) == (u64::MAX, 0, State::Vacant),
+            self.blocks.is_none_unchanged(),
             "the node of no block was changed"
         );
         let mut listed = HashSet::new();

@@ -102,21 +102,15 @@ impl<G: Gpu> Pool<G> {
         }
         // That is to look at many holes: only where it can spare a chunk.
         let several = bytes > size && size > self.granularity;
+        let reserved = self.groups[group as usize].reserved;
         let size = match several && self.is_whole(group) {
-            true => self.larger_chunk_size(group),
+            true => self.chunk_size_of(reserved * LARGER.0 / LARGER.1),
             false => size,
         };
-        let reserved = self.groups[group as usize].reserved;
         size.max(match bytes >= reserved {
             true => self.chunk_size_of(reserved + bytes),
             false => self.whole(bytes / CHUNKS).min(LARGEST),
         })
-    }
-
-    /// The size of a chunk where memory is whole.
-    fn larger_chunk_size(&self, group: GroupId) -> u64 {
-        let share = self.groups[group as usize].reserved / self.policy.tuning.share;
-        self.whole(share * LARGER.0 / LARGER.1 + self.granularity / 2)
     }
 
     /// Whether little of the group's free memory is cut up, and enough was freed to know.

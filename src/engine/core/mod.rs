@@ -49,6 +49,13 @@ pub use stream::{StreamKey, UNORDERED};
 /// allocator (`kMinBlockSize` in its `CUDACachingAllocator`).
 pub const BLOCK: u64 = 512;
 
+/// Bytes of the block that a request for `size` bytes gets, where no hole is handed out whole.
+#[inline(always)]
+pub const fn block_size(size: u64) -> u64 {
+    let least = if size == 0 { 1 } else { size };
+    (least + BLOCK - 1) & !(BLOCK - 1)
+}
+
 /// Requests up to this many bytes count as `small_pool` in the statistics, as in PyTorch
 /// (`kSmallSize`). The pool itself makes no difference between small and large.
 pub const SMALL: u64 = 1 << 20;

@@ -15,7 +15,7 @@ use super::rest::Rest;
 use super::stream::{Slots, StreamKey};
 use super::table::Table;
 use super::wait::Pending;
-use super::{BLOCK, LARGEST_REQUEST};
+use super::{LARGEST_REQUEST, block_size};
 use std::collections::VecDeque;
 
 /// How a pool takes memory.
@@ -205,7 +205,7 @@ impl<G: Gpu> Pool<G> {
         if let Some(handed) = self.allocate_free(size, requested, stream, group) {
             return Ok(handed);
         }
-        let size = size.max(1).next_multiple_of(BLOCK);
+        let size = block_size(size);
         let Some(slot) = self.slots.of(stream, group) else {
             return Err(self.shortage(size, group, Refusal::OutOfMemory));
         };
@@ -240,7 +240,7 @@ impl<G: Gpu> Pool<G> {
         if size > LARGEST_REQUEST {
             return None;
         }
-        let size = (size.max(1) + BLOCK - 1) & !(BLOCK - 1);
+        let size = block_size(size);
         let slot = self.slots.of(stream, group)?;
         let mut hole = self.hit(size, slot)?;
         if self.keep_time(stream, self.groups[group as usize].reserved) {

@@ -16,16 +16,35 @@
 
 use super::block::{BlockId, NODES, NONE, Nodes};
 use crate::zeroed::{Zeroable, Zeroed};
+use std::ops::{Index, IndexMut};
 
 /// Places for each block.
 const SPARE: usize = 4;
 
 /// As many as there can be: 512 MiB of them, of which the system gives what is used.
-struct Places([BlockId; SPARE * NODES]);
+const PLACES: usize = SPARE * NODES;
+
+struct Places([BlockId; PLACES]);
 
 // SAFETY: of names, zero is `NONE`.
 #[allow(unsafe_code)]
 unsafe impl Zeroable for Places {}
+
+impl Index<usize> for Places {
+    type Output = BlockId;
+    #[inline(always)]
+    fn index(&self, at: usize) -> &BlockId {
+        // The remainder, which changes nothing, spares a check.
+        &self.0[at % PLACES]
+    }
+}
+
+impl IndexMut<usize> for Places {
+    #[inline(always)]
+    fn index_mut(&mut self, at: usize) -> &mut BlockId {
+        &mut self.0[at % PLACES]
+    }
+}
 
 /// Maps the addresses of blocks handed out to their blocks.
 pub struct Table {
@@ -47,11 +66,6 @@ impl Table {
             half,
             count: 0,
         })
-    }
-
-    #[inline(always)]
-    fn place(&mut self, at: usize) -> &mut BlockId {
-        &mut self.places.0[at % (SPARE * NODES)]
     }
 
     /// Bytes of its places, in use or not.
@@ -79,7 +93,7 @@ impl Table {
     #[inline(always)]
     pub fn find(&self, nodes: &Nodes, address: u64) -> (BlockId, usize) {
         let home = self.home(address);
-        let mut id = self.places.0[home % (SPARE * NODES)];
+        let mut id = self.places[home];
         while nodes[id].address != address && id != NONE {
             id = nodes[id].chain;
         }
@@ -104,7 +118,7 @@ impl Table {
     fn link(&mut self, nodes: &mut Nodes, id: BlockId) {
         let node = &mut nodes[id];
         let home = self.home(node.address);
-        node.chain = std::mem::replace(self.place(home), id);
+        node.chain = std::mem::replace(&mut self.places[home], id);
     }
 
     /// Removes a block that was found in this place since the table was last changed.
@@ -112,7 +126,7 @@ impl Table {
     pub fn remove(&mut self, nodes: &mut Nodes, id: BlockId, home: usize) {
         let after = nodes[id].chain;
         self.count -= 1;
-        let place = self.place(home);
+        let place = &mut self.places[home];
         if *place == id {
             *place = after;
             return;
@@ -130,7 +144,7 @@ impl Table {
     fn grow(&mut self, nodes: &mut Nodes) {
         let divided = self.used - self.half;
         self.used += 1;
-        let mut id = std::mem::replace(self.place(divided), NONE);
+        let mut id = std::mem::replace(&mut self.places[divided], NONE);
         while id != NONE {
             let next = nodes[id].chain;
             self.link(nodes, id);

@@ -288,27 +288,23 @@ fn give_back(pointer: *mut c_void, device: c_int, stream: u64) {
     {
         return;
     }
-    give_back_anywhere(pointer, device, stream);
+    give_back_anywhere(pointer);
 }
 
-/// The same, of any device.
+/// The same, of any device and stream.
 #[cold]
 #[inline(never)]
-fn give_back_anywhere(pointer: *mut c_void, device: c_int, stream: u64) {
+fn give_back_anywhere(pointer: *mut c_void) {
     if pointer.is_null() || lifecycle::in_forked_child() {
         return;
     }
     let Some(allocator) = allocator_in_use() else {
         return;
     };
-    let here = allocator.open_device(device);
-    if here.is_some_and(|here| here.free(pointer as u64, stream).is_ok()) {
-        return;
-    }
-    let elsewhere = allocator
+    let known = allocator
         .open_devices()
-        .any(|other| other.free(pointer as u64, 0).is_ok());
-    if !elsewhere {
+        .any(|device| device.free(pointer as u64, 0).is_ok());
+    if !known {
         unknown("concertina_free", pointer);
     }
 }

@@ -6,7 +6,7 @@
 //! in use meanwhile, and marked as shared.
 
 use super::magazine::{BATCH, Holders};
-use crate::core::{BLOCK, Class, Event, Gpu, Live, Pool};
+use crate::core::{Class, Event, Gpu, Live, Pool, block_size};
 use crate::runtime::gpu::DriverGpu;
 use crate::runtime::shelf::spread;
 use std::collections::{HashMap, VecDeque};
@@ -22,7 +22,7 @@ pub struct Aside {
 impl Aside {
     #[inline]
     pub fn size(&self) -> u64 {
-        self.live.requested.max(1).next_multiple_of(BLOCK)
+        block_size(self.live.requested)
     }
 }
 
