@@ -1,18 +1,18 @@
 //! Free blocks by size, for one stream: exact best fit in a bounded number of steps.
 //!
-//! Sizes fall into 64 bins per power of two. A bin holds its distinct sizes in ascending order,
-//! and each size its blocks, the first of them standing for the size. Up to 64 KiB a bin is one
-//! size; above, few distinct sizes of so large blocks fit into a device at once, so the walk
-//! inside a bin is short. A bitmap of two levels finds the next bin that is not empty.
+//! Sizes fall into 128 bins per power of two, as many as a bitmap of two levels has bits for. A bin holds
+//! its distinct sizes in ascending order, and each size its blocks, the first of them standing for the
+//! size. Up to 128 KiB a bin is one size; above, few distinct sizes of so large blocks fit into a device at
+//! once, so the walk inside a bin is short. The bitmap finds the next bin that is not empty.
 
 use super::BLOCK;
 use super::block::{Block, BlockId, Blocks, NONE, Nodes};
 use std::hint::select_unpredictable;
 
-const STEPS: u64 = 64;
+const STEPS: u64 = 128;
 const STEP_BITS: u32 = STEPS.trailing_zeros();
-/// 64 exact bins, then 64 for each power of two up to [`super::LARGEST_REQUEST`] and beyond.
-const BINS: usize = 64 * 34;
+/// 128 exact bins, then 128 for each power of two up to [`super::LARGEST_REQUEST`] and beyond.
+const BINS: usize = STEPS as usize * 32;
 const WORDS: usize = BINS / 64;
 
 pub struct Bins {
@@ -82,7 +82,7 @@ impl Bins {
     fn next_bin(&self, from: usize) -> usize {
         let word = from / 64;
         let here = self.words[word] & (!0 << (from % 64));
-        // There are fewer words than bits in the summary.
+        // There are as many words as bits in the summary.
         let later = (self.summary & (!1 << word)).trailing_zeros() as usize;
         let later = later.min(WORDS - 1);
         let (word, bits) = match here {
@@ -117,8 +117,11 @@ impl Bins {
         nodes[more].less = top;
         let head = &mut self.heads[bin];
         *head = select_unpredictable(less == NONE, top, *head);
-        self.words[bin / 64] |= 1 << (bin % 64);
-        self.summary |= 1 << (bin / 64);
+        let word = &mut self.words[bin / 64];
+        if *word == 0 {
+            self.summary |= 1 << (bin / 64);
+        }
+        *word |= 1 << (bin % 64);
     }
 
     #[inline(always)]
@@ -149,7 +152,9 @@ impl Bins {
         let empty = u64::from(*head == NONE);
         let word = &mut self.words[bin / 64];
         *word &= !(empty << (bin % 64));
-        self.summary &= !(u64::from(*word == 0) << (bin / 64));
+        if *word == 0 {
+            self.summary &= !(1 << (bin / 64));
+        }
     }
 
     /// The largest block, or `NONE`.
