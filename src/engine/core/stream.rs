@@ -229,7 +229,7 @@ impl Slots {
 
     /// The slot of a stream in a group; a new one for a stream not seen before. `None` when there
     /// are 65,535 slots that hold memory.
-    #[inline]
+    #[inline(always)]
     pub fn of(&mut self, key: StreamKey, group: GroupId) -> Option<u16> {
         let recent = &self.recent[recent_of(key)];
         if recent.key == key && recent.group == group {

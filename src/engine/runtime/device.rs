@@ -133,7 +133,7 @@ impl Device {
         settings: &Settings,
     ) -> Result<Device, String> {
         let lists = Lists::new().ok_or(
-            "the process may not have the 3 GiB of addresses that its lists need (ulimit -v, \
+            "the process may not have the 4 GiB of addresses that its lists need (ulimit -v, \
              vm.overcommit_memory)",
         )?;
         let properties = Arc::new(Properties::of(&functions, ordinal, devices)?);
@@ -295,7 +295,7 @@ impl Device {
         }
     }
 
-    #[inline(never)]
+    #[inline(always)]
     fn allocate_without_shelf(
         &self,
         size: usize,
@@ -445,7 +445,7 @@ impl Device {
         }
     }
 
-    #[inline(never)]
+    #[inline(always)]
     fn free_without_shelf(&self, address: u64) -> Result<(), UnknownPointer> {
         self.free_to_pool(self.state.lock(), None, address)
     }

@@ -40,10 +40,12 @@ const RECENT: usize = 4;
 /// A power of two.
 const HABITS: usize = 64;
 
-/// Where no request for so long could have been met, so many are not looked at: a stream whose requests are
-/// at random goes on that way, and to look takes a thirtieth of the instructions of a pair.
+/// Where no request for so long could have been met, so many are not looked at, twice as many each time, up
+/// to the most: a stream whose requests are at random goes on that way, and to look at one in nine takes a
+/// thirtieth of the time of a pair.
 const AWAKE: u32 = 32;
 const ASLEEP: u32 = 256;
+const MOST_ASLEEP: u32 = 1 << 14;
 
 /// Whether a freed block of this size is one for its stream's shelf; `last` is the block that the stream
 /// was handed last.
@@ -463,6 +465,8 @@ pub struct Habit {
     /// So many more requests in vain are looked at, and then so many not at all.
     awake: u32,
     asleep: u32,
+    /// How long it sleeps next time.
+    sleep: u32,
 }
 
 /// The habits of a device's streams by their slots, under its lock; where there are many, some share theirs.
@@ -478,6 +482,7 @@ impl Habits {
             worth: OPENS + 1,
             awake: AWAKE,
             asleep: 0,
+            sleep: ASLEEP,
         };
         Habits([new; HABITS])
     }
@@ -519,7 +524,7 @@ impl Habit {
                 self.length -= 1;
                 self.lying[at] = self.lying[self.length];
                 self.worth += HIT;
-                self.awake = AWAKE;
+                (self.awake, self.sleep) = (AWAKE, ASLEEP);
             }
             // The shelf would be cleared.
             None => {
@@ -527,7 +532,8 @@ impl Habit {
                 self.worth = self.worth.saturating_sub(1);
                 self.awake -= 1;
                 if self.awake == 0 {
-                    (self.awake, self.asleep) = (AWAKE, ASLEEP);
+                    (self.awake, self.asleep) = (AWAKE, self.sleep);
+                    self.sleep = (2 * self.sleep).min(MOST_ASLEEP);
                 }
             }
         }
