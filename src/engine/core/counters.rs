@@ -56,7 +56,7 @@ impl Class {
 pub struct Counters {
     /// All blocks and all segments.
     pub all: Usage,
-    /// Blocks up to 1 MiB; segments are shared, so they count as large.
+    /// Blocks up to 1 MiB; segments are shared, so they and what is free in them count as large.
     pub small: Usage,
     /// Blocks above 1 MiB, and all segments.
     pub large: Usage,
@@ -164,47 +164,87 @@ impl Sum {
     }
 }
 
-/// Beside the two classes: all.
-const ALL: usize = 2;
-
-/// What came and went in each class, and the most that there was of each and of all.
+/// What came and went, and the most that there was.
 ///
-/// What there is follows from what came and went. Whether it is more than ever is asked of the room
-/// alone: how many more and how many more bytes there may be, at least, before a peak is passed. What
-/// comes takes its bytes from the room, and what goes gives the last of its amounts back, which is no
-/// more: of a block the bytes that were asked for. Where the room is used up the peaks are looked at.
-///
-/// The classes' amounts lie side by side and not each class's, so that each is added to where it lies:
-/// to gather two for one instruction takes longer.
-#[derive(Clone, Copy)]
-struct Levels<const N: usize> {
-    came: [[i64; 2]; N],
-    went: [[i64; 2]; N],
-    count_room: [i64; 3],
-    byte_room: [i64; 3],
-    peaks: [Amounts<N>; 3],
+/// What there is follows from what came and went. Whether it is more than ever is asked of the room alone:
+/// how much more there may be before the peak is passed.
+#[derive(Clone, Copy, Default)]
+struct Level {
+    came: Sum,
+    went: Sum,
+    room: Sum,
+    peak: Sum,
     /// What there was when what came and went was last set to 0.
-    before: [Amounts<N>; 2],
+    before: Sum,
 }
 
-impl<const N: usize> Default for Levels<N> {
-    fn default() -> Self {
-        Levels {
-            came: [[0; 2]; N],
-            went: [[0; 2]; N],
-            count_room: [0; 3],
-            byte_room: [0; 3],
-            peaks: Default::default(),
-            before: Default::default(),
+impl Level {
+    #[inline(always)]
+    fn add(&mut self, more: Sum) {
+        self.came = self.came.and(more);
+        self.room = self.room.less(more);
+        if self.room.falls_short() {
+            self.raise();
         }
+    }
+
+    #[inline(always)]
+    fn take(&mut self, less: Sum) {
+        self.went = self.went.and(less);
+        self.room = self.room.and(less);
+    }
+
+    /// Raises the peak to what there is now, where that is more, and finds out how much room there is.
+    #[cold]
+    #[inline(never)]
+    fn raise(&mut self) {
+        let now = self.now();
+        self.peak = self.peak.with(now, i64::max);
+        self.room = self.peak.less(now);
+    }
+
+    fn now(&self) -> Sum {
+        self.before.and(self.came).less(self.went)
+    }
+
+    fn reset_peak(&mut self) {
+        self.peak = Sum::default();
+        self.raise();
+    }
+
+    fn reset_accumulated(&mut self) {
+        self.before = self.now();
+        (self.came, self.went) = Default::default();
     }
 }
 
-impl<const N: usize> Levels<N> {
+/// Beside the two classes: all.
+const ALL: usize = 2;
+
+/// The same of blocks in each class, and the most that there was of each and of all.
+///
+/// The room is that of blocks and of bytes, at least. What comes takes its bytes from it, and what goes
+/// gives the bytes back that were asked for, which are no more. Where the room is used up the peaks are
+/// looked at.
+///
+/// The classes' amounts lie side by side and not each class's, so that each is added to where it lies:
+/// to gather two for one instruction takes longer.
+#[derive(Clone, Copy, Default)]
+struct Levels {
+    came: [[i64; 2]; 3],
+    went: [[i64; 2]; 3],
+    count_room: [i64; 3],
+    byte_room: [i64; 3],
+    peaks: [OfBlocks; 3],
+    /// What there was when what came and went was last set to 0.
+    before: [OfBlocks; 2],
+}
+
+impl Levels {
     /// So much more. True where that may be more than ever, and the peaks are to be raised.
     #[must_use]
     #[inline(always)]
-    fn add(&mut self, class: usize, more: Amounts<N>) -> bool {
+    fn add(&mut self, class: usize, more: OfBlocks) -> bool {
         for (came, more) in self.came.iter_mut().zip(more.0) {
             came[class] += more;
         }
@@ -218,13 +258,13 @@ impl<const N: usize> Levels<N> {
     }
 
     #[inline(always)]
-    fn take(&mut self, class: usize, less: Amounts<N>) {
+    fn take(&mut self, class: usize, less: OfBlocks) {
         for (went, less) in self.went.iter_mut().zip(less.0) {
             went[class] += less;
         }
         for of in [class, ALL] {
             self.count_room[of] += less.0[0];
-            self.byte_room[of] += less.0[N - 1];
+            self.byte_room[of] += less.0[2];
         }
     }
 
@@ -237,13 +277,13 @@ impl<const N: usize> Levels<N> {
             let room = peak.less(now);
             self.peaks[of] = peak;
             self.count_room[of] = room.0[0];
-            self.byte_room[of] = room.0[1].min(room.0[N - 1]);
+            self.byte_room[of] = room.0[1].min(room.0[2]);
         }
     }
 
     /// Whether so much more would be more than ever.
     #[inline(always)]
-    fn would_raise(&self, class: usize, more: Amounts<N>) -> bool {
+    fn would_raise(&self, class: usize, more: OfBlocks) -> bool {
         let short = [class, ALL]
             .map(|of| (self.count_room[of] - more.0[0]) | (self.byte_room[of] - more.0[1]));
         short[0] | short[1] < 0 && self.would_raise_indeed(class, more)
@@ -251,26 +291,26 @@ impl<const N: usize> Levels<N> {
 
     #[cold]
     #[inline(never)]
-    fn would_raise_indeed(&self, class: usize, more: Amounts<N>) -> bool {
+    fn would_raise_indeed(&self, class: usize, more: OfBlocks) -> bool {
         let levels = self.levels();
         let passes = |of: usize| self.peaks[of].less(levels[of].and(more)).falls_short();
         passes(class) || passes(ALL)
     }
 
     /// What there is of each class.
-    fn now(&self) -> [Amounts<N>; 2] {
+    fn now(&self) -> [OfBlocks; 2] {
         let (came, went) = (self.came(), of_class(&self.went));
         [0, 1].map(|class| self.before[class].and(came[class]).less(went[class]))
     }
 
     /// The same, and of all.
-    fn levels(&self) -> [Amounts<N>; 3] {
+    fn levels(&self) -> [OfBlocks; 3] {
         let [small, large] = self.now();
         [small, large, small.and(large)]
     }
 
     /// What came since that was last set to 0.
-    fn came(&self) -> [Amounts<N>; 2] {
+    fn came(&self) -> [OfBlocks; 2] {
         of_class(&self.came)
     }
 
@@ -281,12 +321,20 @@ impl<const N: usize> Levels<N> {
 
     fn reset_accumulated(&mut self) {
         self.before = self.now();
-        (self.came, self.went) = ([[0; 2]; N], [[0; 2]; N]);
+        (self.came, self.went) = Default::default();
     }
 }
 
-fn of_class<const N: usize>(amounts: &[[i64; 2]; N]) -> [Amounts<N>; 2] {
+fn of_class(amounts: &[[i64; 2]; 3]) -> [OfBlocks; 2] {
     [0, 1].map(|class| Amounts(amounts.map(|of| of[class])))
+}
+
+/// What a class, or all, has of segments and of what is free in them: those are large.
+fn of_segments(of: usize, sum: Sum) -> Sum {
+    match of == Class::Small as usize {
+        true => Sum::default(),
+        false => sum,
+    }
 }
 
 /// What there is of one class or of both, or was, or what came.
@@ -320,13 +368,15 @@ struct Peak {
 
 /// The counting itself: of PyTorch's many figures the few that the others follow from, so that a
 /// block that comes or goes costs a handful of additions. What was removed is what was added less
-/// what there is; active is live and pending together. All segments are large.
+/// what there is; active is live and pending together. All segments are large, and so is what is free in
+/// them: a hole changes its size with almost every block, and to have it change its class cost a seventh of
+/// all the time of a pair.
 #[derive(Clone, Default)]
 pub struct Tally {
     /// Blocks in use; of those that are pending what was asked for.
-    live: Levels<3>,
-    holes: Levels<2>,
-    held: Levels<2>,
+    live: Levels,
+    holes: Level,
+    held: Level,
     /// By class.
     pending: [Sum; 2],
     /// The same when what came was last set to 0.
@@ -352,7 +402,7 @@ impl DerefMut for Tally {
 
 impl Tally {
     /// A block was handed out.
-    #[inline]
+    #[inline(always)]
     pub fn allocated(&mut self, size: u64, requested: u64) {
         let (class, one) = (Class::of(size) as usize, OfBlocks::one(size, requested));
         if self.live.add(class, one) {
@@ -408,7 +458,7 @@ impl Tally {
     }
 
     /// The program gave the block back.
-    #[inline]
+    #[inline(always)]
     pub fn freed(&mut self, size: u64, requested: u64) {
         let one = OfBlocks::one(size, requested);
         self.live.take(Class::of(size) as usize, one);
@@ -446,66 +496,52 @@ impl Tally {
     }
 
     /// A hole of `size` bytes is there that was not.
-    #[inline]
-    pub fn hole_added(&mut self, size: u64) {
-        self.add_holes(Class::of(size) as usize, Sum::one(size));
-    }
-
     #[inline(always)]
-    fn add_holes(&mut self, class: usize, more: Sum) {
-        if self.holes.add(class, more) {
-            self.holes.raise();
-        }
+    pub fn hole_added(&mut self, size: u64) {
+        self.holes.add(Sum::one(size));
     }
 
     /// A hole is there no more.
-    #[inline]
+    #[inline(always)]
     pub fn hole_removed(&mut self, size: u64) {
-        self.holes.take(Class::of(size) as usize, Sum::one(size));
+        self.holes.take(Sum::one(size));
     }
 
-    /// A hole of `before` bytes became `more` bytes larger.
-    #[inline]
-    pub fn hole_grown(&mut self, before: u64, more: u64) {
-        let class = Class::of(before + more);
-        if class != Class::of(before) {
-            self.hole_removed(before);
-            self.hole_added(before + more);
-            return;
-        }
-        self.add_holes(class as usize, Sum::bytes(more));
+    /// So many bytes became free, and one hole with so many holes beside them, two at most.
+    #[inline(always)]
+    pub fn hole_joined(&mut self, size: u64, beside: u64) {
+        let goes = beside / 2;
+        self.holes.take(Amounts([goes as i64, 0]));
+        let comes = 1 + goes - beside;
+        self.holes.add(Amounts([comes as i64, size as i64]));
     }
 
-    /// A hole of `before` bytes became `less` bytes smaller, and is not gone.
-    #[inline]
-    pub fn hole_cut(&mut self, before: u64, less: u64) {
-        let class = Class::of(before);
-        if class != Class::of(before - less) {
-            self.hole_removed(before);
-            self.hole_added(before - less);
-            return;
-        }
-        self.holes.take(class as usize, Sum::bytes(less));
+    /// A hole became `more` bytes larger.
+    pub fn hole_grown(&mut self, more: u64) {
+        self.holes.add(Sum::bytes(more));
+    }
+
+    /// A hole became `less` bytes smaller, and is not gone.
+    #[inline(always)]
+    pub fn hole_cut(&mut self, less: u64) {
+        self.holes.take(Sum::bytes(less));
     }
 
     /// Memory was taken from the driver.
     pub fn chunk_added(&mut self, size: u64) {
         self.events.device_allocs += 1;
-        if self.held.add(Class::Large as usize, Sum::one(size)) {
-            self.held.raise();
-        }
+        self.held.add(Sum::one(size));
     }
 
     /// Memory was given back to the driver.
     pub fn chunk_removed(&mut self, size: u64) {
         self.events.device_frees += 1;
-        self.held.take(Class::Large as usize, Sum::one(size));
+        self.held.take(Sum::one(size));
     }
 
     /// Bytes in use by the program, and bytes held from the driver.
     pub fn in_use_and_held(&self) -> (u64, u64) {
-        let (live, held) = (self.live.levels(), self.held.levels());
-        (live[ALL].get(1), held[ALL].get(1))
+        (self.live.levels()[ALL].get(1), self.held.now().get(1))
     }
 
     /// Everything counted so far.
@@ -513,24 +549,24 @@ impl Tally {
         let Tally {
             live, holes, held, ..
         } = self;
-        let states = |blocks: [OfBlocks; 2], pending: [Sum; 2], holes: [Sum; 2], held: [Sum; 2]| {
+        let states = |blocks: [OfBlocks; 2], pending: [Sum; 2], holes: Sum, held: Sum| {
             let [small, large] = [0, 1].map(|class| State {
                 blocks: blocks[class],
                 pending: pending[class],
-                holes: holes[class],
-                held: held[class],
+                holes: of_segments(class, holes),
+                held: of_segments(class, held),
             });
             [small, large, small.and(large)]
         };
         let before = states(live.before, self.pending_before, holes.before, held.before);
-        let came = states(live.came(), Default::default(), holes.came(), held.came());
+        let came = states(live.came(), Default::default(), holes.came, held.came);
         let now = states(live.now(), self.pending, holes.now(), held.now());
         let [small, large, all] = [0, 1, ALL].map(|of| {
             let peak = Peak {
                 blocks: live.peaks[of],
                 active: self.active[of],
-                holes: holes.peaks[of],
-                held: held.peaks[of],
+                holes: of_segments(of, holes.peak),
+                held: of_segments(of, held.peak),
             };
             usage(&before[of], &came[of], &now[of], &peak)
         });
@@ -546,8 +582,8 @@ impl Tally {
     /// Sets every peak to what there is now.
     pub fn reset_peaks(&mut self) {
         self.live.reset_peaks();
-        self.holes.reset_peaks();
-        self.held.reset_peaks();
+        self.holes.reset_peak();
+        self.held.reset_peak();
         self.active = Default::default();
         self.raise_active();
     }
@@ -640,6 +676,71 @@ mod tests {
             ];
             assert_eq!(flows.map(|flow| flow.current), self.now);
             assert_eq!(flows.map(|flow| flow.peak), self.peak);
+        }
+    }
+
+    #[test]
+    fn what_is_free_is_that_of_a_plain_account_after_every_step() {
+        let mut x = 88172645463325252u64;
+        let mut random = move |below: u64| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            x % below
+        };
+        let mut tally = Tally::default();
+        // How many holes, and their bytes; the most of each; what was ever free, but for what was joined.
+        let (mut now, mut peak, mut came) = ([0u64; 2], [0u64; 2], 0);
+        for step in 0..20_000 {
+            let size = BLOCK * (1 + random(10_000));
+            match random(4) {
+                0 => {
+                    let beside = random(3).min(now[0]);
+                    tally.hole_joined(size, beside);
+                    now = [now[0] + 1 - beside, now[1] + size];
+                    came += size;
+                }
+                1 if now[0] > 0 && now[1] > size => {
+                    tally.hole_cut(size);
+                    now[1] -= size;
+                }
+                2 if now[0] > 1 && now[1] > size => {
+                    tally.hole_removed(size);
+                    now = [now[0] - 1, now[1] - size];
+                }
+                3 if now[0] > 0 => {
+                    tally.hole_grown(size);
+                    now[1] += size;
+                    came += size;
+                }
+                _ => {
+                    tally.hole_added(size);
+                    now = [now[0] + 1, now[1] + size];
+                    came += size;
+                }
+            }
+            peak = [0, 1].map(|of| peak[of].max(now[of]));
+            match random(500) {
+                0 => {
+                    tally.reset_peaks();
+                    peak = now;
+                }
+                1 => {
+                    tally.reset_accumulated();
+                    came = 0;
+                }
+                _ => {}
+            }
+            let Counters {
+                all, small, large, ..
+            } = tally.read();
+            let flows = [all.inactive_split, all.inactive_split_bytes];
+            assert_eq!(flows.map(|it| it.current), now, "step {step}");
+            assert_eq!(flows.map(|it| it.peak), peak, "step {step}");
+            assert_eq!(flows[1].allocated, came, "step {step}");
+            // It lies in segments, which are large.
+            assert_eq!(flows, [large.inactive_split, large.inactive_split_bytes]);
+            assert_eq!(small, Usage::default());
         }
     }
 

@@ -202,7 +202,7 @@ impl<G: Gpu> Pool<G> {
                 let hole = &mut blocks[tail];
                 hole.size += size;
                 (hole.slot, hole.detail) = (owner, clock);
-                counters.hole_grown(hole.size - size, size);
+                counters.hole_grown(size);
                 slots.get_mut(owner).insert(blocks, tail);
                 return;
             }

@@ -54,6 +54,16 @@ pub struct Table {
     /// A power of two. The first places, up to the number of those beyond it, have been divided.
     half: usize,
     count: usize,
+    /// As many blocks as there are places enough for.
+    most: usize,
+}
+
+/// Where a block was found.
+#[derive(Clone, Copy)]
+pub struct Spot {
+    home: usize,
+    /// The block before it in its place.
+    before: BlockId,
 }
 
 impl Table {
@@ -65,6 +75,7 @@ impl Table {
             used: half,
             half,
             count: 0,
+            most: half / SPARE,
         })
     }
 
@@ -89,26 +100,29 @@ impl Table {
         }
     }
 
-    /// The block in use that starts at `address`, or `NONE`; and its place.
+    /// The block in use that starts at `address`, and where it was found.
     #[inline(always)]
-    pub fn find(&self, nodes: &Nodes, address: u64) -> (BlockId, usize) {
+    pub fn find(&self, nodes: &Nodes, address: u64) -> Option<(BlockId, Spot)> {
         let home = self.home(address);
-        let mut id = self.places[home];
-        while nodes[id].address != address && id != NONE {
-            id = nodes[id].chain;
+        let (mut before, mut id) = (NONE, self.places[home]);
+        while id != NONE {
+            if nodes[id].address == address {
+                return Some((id, Spot { home, before }));
+            }
+            (before, id) = (id, nodes[id].chain);
         }
-        (id, home)
+        None
     }
 
-    /// The same without the place.
+    /// The block alone, or `NONE`.
     pub fn get(&self, nodes: &Nodes, address: u64) -> BlockId {
-        self.find(nodes, address).0
+        self.find(nodes, address).map_or(NONE, |(id, _)| id)
     }
 
     #[inline(always)]
     pub fn insert(&mut self, nodes: &mut Nodes, id: BlockId) {
         self.count += 1;
-        while self.count * SPARE > self.used {
+        while self.count > self.most {
             self.grow(nodes);
         }
         self.link(nodes, id);
@@ -121,21 +135,15 @@ impl Table {
         node.chain = std::mem::replace(&mut self.places[home], id);
     }
 
-    /// Removes a block that was found in this place since the table was last changed.
+    /// Removes a block that was found in this spot since the table was last changed.
     #[inline(always)]
-    pub fn remove(&mut self, nodes: &mut Nodes, id: BlockId, home: usize) {
+    pub fn remove(&mut self, nodes: &mut Nodes, id: BlockId, spot: Spot) {
         let after = nodes[id].chain;
         self.count -= 1;
-        let place = &mut self.places[home];
-        if *place == id {
-            *place = after;
-            return;
+        match spot.before {
+            NONE => self.places[spot.home] = after,
+            before => nodes[before].chain = after,
         }
-        let mut at = *place;
-        while nodes[at].chain != id {
-            at = nodes[at].chain;
-        }
-        nodes[at].chain = after;
     }
 
     /// One place more.
@@ -144,6 +152,7 @@ impl Table {
     fn grow(&mut self, nodes: &mut Nodes) {
         let divided = self.used - self.half;
         self.used += 1;
+        self.most = self.used / SPARE;
         let mut id = std::mem::replace(&mut self.places[divided], NONE);
         while id != NONE {
             let next = nodes[id].chain;
@@ -178,9 +187,9 @@ mod tests {
                 table.insert(&mut blocks, id);
             } else if x & 1 << 40 == 0 {
                 let id = map.remove(&address).unwrap();
-                let (found, place) = table.find(&blocks, address);
+                let (found, spot) = table.find(&blocks, address).expect("the block");
                 assert_eq!(found, id);
-                table.remove(&mut blocks, id, place);
+                table.remove(&mut blocks, id, spot);
                 blocks.remove(id);
             } else {
                 assert_eq!(table.get(&blocks, address), map[&address]);
