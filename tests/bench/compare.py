@@ -5,16 +5,17 @@ seconds, memory, and the losses side by side.
 
 Needs a GPU, PyTorch, transformers, torchvision and peft (for the jobs that use them), and
 `libconcertina.so` (see `scripts/concertina`). All processes of a job are there at once and take turns, a
-step each: what else runs on the machine slows all of them alike. `by step` is the median of each step's
-time over that of the same step of the allocator named first. With --alone they run one after the other,
-for a GPU that does not hold all of them. An allocator may be named twice: how far its two processes are
-apart is chance. `limited` is concertina once more, under a limit of 1.02 times what it had in use at most
-before, and runs beside it.
+step each, on the same cores: what else runs on the machine slows all of them alike. `by step` is the median
+of each step's time over that of the same step of the allocator named first; with several --rounds, of the
+least that the step took in any. With --alone they run one after the other, for a GPU that does not hold all
+of them. An allocator may be named twice: how far its two processes are apart is chance. `limited` is
+concertina once more, under a limit of 1.02 times what it had in use at most before, and runs beside it.
 """
 
 import argparse
 import json
 import math
+import os
 import pathlib
 import random
 import statistics
@@ -24,6 +25,9 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 JOBS = ["gpt2_varlen", "llama_lora_ckpt", "resnet_multiscale", "llama_serve", "prefetch_streams"]
+# Processes that take turns do so on the same cores, so that none has the faster ones: as many as a program
+# and PyTorch's thread of backward passes need, and as many again.
+CORES = 4
 # What `limited` may hold, over what was live.
 TIGHT = 1.02
 
@@ -39,8 +43,18 @@ class Process:
         command += ["--limit", str(limit)] if limit else []
         self.errors = tempfile.TemporaryFile("w+")
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
-        self.process = subprocess.Popen(command, text=True, **pipes)
+        # Otherwise Python's dictionaries differ from process to process, and so do its times.
+        env = os.environ | {"PYTHONHASHSEED": "0"}
+        self.process = subprocess.Popen(command, text=True, env=env, **pipes)
         self.result = None
+
+    def stay_on(self, cores):
+        """From now on its threads run on these cores."""
+        for thread in pathlib.Path(f"/proc/{self.process.pid}/task").iterdir():
+            try:
+                os.sched_setaffinity(int(thread.name), cores)
+            except OSError:
+                pass  # It has ended since.
 
     def go(self):
         """Has it take a step."""
@@ -77,6 +91,10 @@ def run(job, allocators, steps, limits, alone):
         for process in processes:
             process.go()
         going = [it for it in processes if it.took()]
+        if len(going) > 1:
+            cores = set(sorted(os.sched_getaffinity(0))[-CORES:])
+            for process in going:
+                process.stay_on(cores)
         while going:
             for process in list(going):
                 process.go()
@@ -102,9 +120,12 @@ def numbered(names, at):
 
 
 def by_step(results, others):
-    """The median of the ratios of the same steps but the first."""
-    steps = [zip(a["step_ms"][1:], b["step_ms"][1:]) for a, b in zip(results, others)]
-    ratios = [mine / other for pairs in steps for mine, other in pairs]
+    """The median of the ratios of the same steps but the first. Of the rounds the least of each step counts:
+    what else runs on the machine only ever adds."""
+    mine, theirs = (
+        [min(times) for times in zip(*(it["step_ms"][1:] for it in of))] for of in (results, others)
+    )
+    ratios = [a / b for a, b in zip(mine, theirs)]
     return statistics.median(ratios) if ratios else math.nan
 
 

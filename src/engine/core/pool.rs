@@ -86,7 +86,7 @@ pub struct Unknown;
 #[derive(Clone, Copy)]
 pub struct Live {
     pub(super) id: BlockId,
-    /// Where it is in the table.
+    /// Where it is in the table, until that is next changed.
     spot: Spot,
     /// Bytes asked for.
     pub requested: u64,

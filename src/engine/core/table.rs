@@ -139,6 +139,13 @@ impl Table {
     #[inline(always)]
     pub fn remove(&mut self, nodes: &mut Nodes, id: BlockId, spot: Spot) {
         let after = nodes[id].chain;
+        debug_assert_eq!(
+            id,
+            match spot.before {
+                NONE => self.places[spot.home],
+                before => nodes[before].chain,
+            }
+        );
         self.count -= 1;
         match spot.before {
             NONE => self.places[spot.home] = after,

@@ -42,10 +42,11 @@ const HABITS: usize = 64;
 
 /// Where no request for so long could have been met, so many are not looked at, twice as many each time, up
 /// to the most: a stream whose requests are at random goes on that way, and to look at one in nine takes a
-/// thirtieth of the time of a pair.
+/// thirtieth of the time of a pair. A stream that takes turns between such requests and a loop may be asleep
+/// when the loop begins, and so goes without its shelf for so long.
 const AWAKE: u32 = 32;
 const ASLEEP: u32 = 256;
-const MOST_ASLEEP: u32 = 1 << 14;
+const MOST_ASLEEP: u32 = 1 << 11;
 
 /// Whether a freed block of this size is one for its stream's shelf; `last` is the block that the stream
 /// was handed last.
@@ -579,6 +580,24 @@ mod tests {
         assert!(!opens_for(&many));
         // Only the last of them would lie there.
         assert!(!opens_for(&[2 * SMALL, 3 * SMALL, 4 * SMALL]));
+    }
+
+    #[test]
+    fn a_stream_that_changes_its_ways_is_found_out_soon() {
+        let mut habits = Habits::new();
+        let habit = habits.of(1);
+        for vain in [1, 100, 10_000, 1_000_000] {
+            for size in 1..=vain {
+                habit.asked(size, size);
+            }
+            // Then it asks again for what it has just freed.
+            let opens = (0..MOST_ASLEEP + AWAKE + OPENS).any(|_| {
+                let opens = habit.asked(1, 512);
+                habit.freed(1, 512);
+                opens
+            });
+            assert!(opens, "after {vain}");
+        }
     }
 
     /// Streams, by address as a driver's are, that would all like the same place.
