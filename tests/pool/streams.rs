@@ -152,8 +152,7 @@ fn chunks_of_several_streams_make_one_range_behind_their_work() {
 }
 
 /// A block that another stream used, and which is freed while that stream's work is held back.
-fn freed_while_used(bench: &Bench, size: u64, home: u64) -> (u64, Held) {
-    let user = bench.gpu.stream();
+fn freed_while_used(bench: &Bench, size: u64, home: u64, user: u64) -> (u64, Held) {
     let block = bench.allocate(size, home);
     let held = bench.gpu.hold(&[user]);
     bench.gpu.fill(block, size, 1, user);
@@ -169,7 +168,7 @@ fn a_block_that_waited_is_the_next_of_its_size_once_it_is_unused() {
     let bench = Bench::new(Settings::default());
     let (size, home) = (4 * KIB, bench.gpu.stream());
     let wall = bench.allocate(size, home);
-    let (block, held) = freed_while_used(&bench, size, home);
+    let (block, held) = freed_while_used(&bench, size, home, bench.gpu.stream());
     let meanwhile = bench.allocate(size, home);
     assert_ne!(meanwhile, block);
     held.release();
@@ -194,19 +193,22 @@ fn blocks_that_wait_come_back_in_turn() {
     for late in [1, 4, 16] {
         let bench = Bench::new(Settings::default());
         let home = bench.gpu.stream();
-        let mut uses = VecDeque::new();
+        // To drop a hold waits for all of the device's work, which others still hold.
+        let (mut uses, mut over) = (VecDeque::new(), Vec::new());
         let mut blocks = HashSet::new();
         for _ in 0..200 {
-            let (block, held) = freed_while_used(&bench, 4 * KIB, home);
+            let user = bench.gpu.stream();
+            let (block, held) = freed_while_used(&bench, 4 * KIB, home, user);
             blocks.insert(block);
-            uses.push_back(held);
+            uses.push_back((held, user));
             if uses.len() > late {
-                drop(uses.pop_front());
+                let first = uses.pop_front();
+                over.extend(first.inspect(|(held, user)| held.let_go(*user)));
             }
         }
         let count = blocks.len();
         assert!(count <= 2 * late + 2, "{count} where {late} are used");
-        drop(uses);
+        uses.iter().for_each(|(held, user)| held.let_go(*user));
         bench.finish();
     }
 }
@@ -216,7 +218,7 @@ fn blocks_that_wait_come_back_in_turn() {
 fn a_device_far_behind_is_asked_seldom() {
     let bench = Bench::new(Settings::default());
     let home = bench.gpu.stream();
-    let (_, held) = freed_while_used(&bench, 512, home);
+    let (_, held) = freed_while_used(&bench, 512, home, bench.gpu.stream());
     let before = bench.calls("cuEventQuery");
     let blocks: Vec<u64> = (0..1000).map(|_| bench.allocate(512, home)).collect();
     let asked = bench.calls("cuEventQuery") - before;

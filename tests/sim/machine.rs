@@ -101,12 +101,17 @@ impl Machine {
     }
 
     /// Executes the next work of a stream, if there is any and nothing it waits for is left; says
-    /// whether it did.
+    /// whether it did. Events of the whole context pass by themselves.
     pub fn step(&self, stream: CUstream) -> bool {
         let mut session = self.session();
-        session
-            .test_stream(stream as u64)
-            .is_some_and(|slot| session.step(slot))
+        let Some(slot) = session.test_stream(stream as u64) else {
+            return false;
+        };
+        let stepped = session.step(slot);
+        let device = session.state.streams.get(slot).device;
+        let gatherer = session.state.streams.gatherer(device);
+        while session.step(gatherer) {}
+        stepped
     }
 
     /// Executes everything that is queued.
