@@ -196,8 +196,9 @@ fn blocks_that_wait_come_back_in_turn() {
         // To drop a hold waits for all of the device's work, which others still hold.
         let (mut uses, mut over) = (VecDeque::new(), Vec::new());
         let mut blocks = HashSet::new();
-        for _ in 0..200 {
-            let user = bench.gpu.stream();
+        // None is made while others are held.
+        let users: Vec<u64> = (0..200).map(|_| bench.gpu.stream()).collect();
+        for user in users {
             let (block, held) = freed_while_used(&bench, 4 * KIB, home, user);
             blocks.insert(block);
             uses.push_back((held, user));
