@@ -676,27 +676,25 @@ fn join_holes(
     (mut id, mut slot, mut clock): (BlockId, u16, u64),
 ) {
     let (nodes, vacant) = blocks.parts();
-    // The slot of a neighbour that it may be joined with, and whose both are then.
-    let joinable = |nodes: &Nodes, at: BlockId, own: (u16, u64)| {
+    // Asked before anything is done: whether a neighbour is free cannot be predicted, and shows sooner so.
+    let is_free = |at: BlockId| nodes[at].state == State::Free;
+    let (prev, next) = (nodes[id].prev, nodes[id].next);
+    let (prev_free, next_free) = (is_free(prev), is_free(next));
+    // Whose a neighbour and the block are when joined, if they may be.
+    let joined = |nodes: &Nodes, at: BlockId, own: (u16, u64)| {
         let beside = &nodes[at];
-        let joined = match beside.state {
-            State::Free => join(own, (beside.slot, beside.detail), idle)?,
-            _ => return None,
-        };
-        Some((beside.slot, joined))
+        Some((beside.slot, join(own, (beside.slot, beside.detail), idle)?))
     };
     let (size, mut beside) = (nodes[id].size, 0);
-    let prev = nodes[id].prev;
-    if let Some((other, joined)) = joinable(nodes, prev, (slot, clock)) {
-        (slot, clock) = joined;
+    if prev_free && let Some((other, both)) = joined(nodes, prev, (slot, clock)) {
+        (slot, clock) = both;
         slots.get_mut(other).remove(nodes, prev);
         beside += 1;
         absorb_next(nodes, vacant, prev, tail);
         id = prev;
     }
-    let next = nodes[id].next;
-    if let Some((other, joined)) = joinable(nodes, next, (slot, clock)) {
-        (slot, clock) = joined;
+    if next_free && let Some((other, both)) = joined(nodes, next, (slot, clock)) {
+        (slot, clock) = both;
         slots.get_mut(other).remove(nodes, next);
         beside += 1;
         absorb_next(nodes, vacant, id, tail);
