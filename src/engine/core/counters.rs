@@ -241,10 +241,8 @@ struct Levels {
 }
 
 impl Levels {
-    /// So much more. True where that may be more than ever, and the peaks are to be raised.
-    #[must_use]
     #[inline(always)]
-    fn add(&mut self, class: usize, more: OfBlocks) -> bool {
+    fn add(&mut self, class: usize, more: OfBlocks) {
         for (came, more) in self.came.iter_mut().zip(more.0) {
             came[class] += more;
         }
@@ -254,7 +252,9 @@ impl Levels {
             self.byte_room[of] -= more.0[1];
             left |= self.count_room[of] | self.byte_room[of];
         }
-        left < 0
+        if left < 0 {
+            self.raise();
+        }
     }
 
     #[inline(always)]
@@ -404,10 +404,8 @@ impl Tally {
     /// A block was handed out.
     #[inline(always)]
     pub fn allocated(&mut self, size: u64, requested: u64) {
-        let (class, one) = (Class::of(size) as usize, OfBlocks::one(size, requested));
-        if self.live.add(class, one) {
-            self.live.raise();
-        }
+        let one = OfBlocks::one(size, requested);
+        self.live.add(Class::of(size) as usize, one);
         if self.is_pending() {
             self.raise_active();
         }

@@ -54,8 +54,6 @@ pub struct Table {
     /// A power of two. The first places, up to the number of those beyond it, have been divided.
     half: usize,
     count: usize,
-    /// As many blocks as there are places enough for.
-    most: usize,
 }
 
 /// Where a block was found.
@@ -75,7 +73,6 @@ impl Table {
             used: half,
             half,
             count: 0,
-            most: half / SPARE,
         })
     }
 
@@ -122,7 +119,7 @@ impl Table {
     #[inline(always)]
     pub fn insert(&mut self, nodes: &mut Nodes, id: BlockId) {
         self.count += 1;
-        while self.count > self.most {
+        while self.count * SPARE > self.used {
             self.grow(nodes);
         }
         self.link(nodes, id);
@@ -139,18 +136,13 @@ impl Table {
     #[inline(always)]
     pub fn remove(&mut self, nodes: &mut Nodes, id: BlockId, spot: Spot) {
         let after = nodes[id].chain;
-        debug_assert_eq!(
-            id,
-            match spot.before {
-                NONE => self.places[spot.home],
-                before => nodes[before].chain,
-            }
-        );
         self.count -= 1;
-        match spot.before {
-            NONE => self.places[spot.home] = after,
-            before => nodes[before].chain = after,
-        }
+        let link = match spot.before {
+            NONE => &mut self.places[spot.home],
+            before => &mut nodes[before].chain,
+        };
+        debug_assert_eq!(*link, id);
+        *link = after;
     }
 
     /// One place more.
@@ -159,7 +151,6 @@ impl Table {
     fn grow(&mut self, nodes: &mut Nodes) {
         let divided = self.used - self.half;
         self.used += 1;
-        self.most = self.used / SPARE;
         let mut id = std::mem::replace(&mut self.places[divided], NONE);
         while id != NONE {
             let next = nodes[id].chain;
