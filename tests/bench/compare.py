@@ -10,6 +10,8 @@ of each step's time over that of the same step of the allocator named first; wit
 least that the step took in any. With --alone they run one after the other, for a GPU that does not hold all
 of them. An allocator may be named twice: how far its two processes are apart is chance. `limited` is
 concertina once more, under a limit of 1.02 times what it had in use at most before, and runs beside it.
+`driver %` is how much of its steps but the first concertina spends in calls of the driver, waiting included:
+with the `blocks` of a step times what a pair takes (`scripts/bench.sh`) all the time that it can cost a job.
 """
 
 import argparse
@@ -129,12 +131,20 @@ def by_step(results, others):
     return statistics.median(ratios) if ratios else math.nan
 
 
+def in_driver(results):
+    """How much of the steps but the first went into calls of the driver, in hundredths; only concertina tells."""
+    if results[0]["in_driver_s"] is None:
+        return math.nan
+    shares = [it["in_driver_s"] / (it["total_s"] - it["first_s"]) for it in results]
+    return 100 * statistics.median(shares)
+
+
 def show(job, runs, alone):
     """Prints the table of a job. What the device says to be used is told apart only where each was alone."""
     print(f"\n{job}")
     print(
         f"{'allocator':22} {'step ms':>9} {'by step':>8} {'first s':>8} {'total s':>8} {'live MiB':>9} "
-        f"{'reserved':>9} {'ratio':>7} {'device':>8} {'loss differs':>13}  last loss"
+        f"{'reserved':>9} {'ratio':>7} {'device':>8} {'blocks':>8} {'driver %':>8} {'loss differs':>13}  last loss"
     )
     base = next(iter(runs.values()))
     for name, results in runs.items():
@@ -150,7 +160,9 @@ def show(job, runs, alone):
         print(
             f"{name:22} {median('step_ms_median'):9.2f} {by_step(results, others):8.3f} "
             f"{median('first_s'):8.2f} {median('total_s'):8.2f} {live:9.0f} {held:9.0f} {held / live:7.4f} "
-            f"{median('device_used_mib') if alone else math.nan:8.0f} {differs:13.2e}  {results[0]['losses'][-1]!r}",
+            f"{median('device_used_mib') if alone else math.nan:8.0f} "
+            f"{median('blocks') / (results[0]['steps'] - 1):8.0f} {in_driver(results):8.3f} "
+            f"{differs:13.2e}  {results[0]['losses'][-1]!r}",
             flush=True,
         )
 

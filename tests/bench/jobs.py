@@ -140,6 +140,13 @@ def memory_stats(name):
     return device["memory_stats"] | {"ours": {k: v for k, v in device.items() if k != "memory_stats"}}
 
 
+def so_far(name):
+    """Blocks that were ever handed out, and seconds that concertina has spent in calls of the driver."""
+    stats = memory_stats(name)
+    calls = stats.get("ours", {}).get("driver_calls", {})
+    return stats["allocation.all.allocated"], sum(it["nanoseconds"] for it in calls.values()) / 1e9
+
+
 def main():
     global torch, F
     p = argparse.ArgumentParser(description=__doc__)
@@ -174,9 +181,12 @@ def main():
         losses.append(loss)
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
+        if len(times) == 1:
+            began = so_far(a.allocator)
         if a.turns:
             print(f"step {times[-1]:.9f}", flush=True)
     stats = memory_stats(a.allocator)
+    blocks, in_driver = (now - then for now, then in zip(so_far(a.allocator), began))
     free, total = torch.cuda.mem_get_info()
     print(
         json.dumps(
@@ -189,6 +199,9 @@ def main():
                 "step_ms_median": round(1e3 * statistics.median(times[1:]), 2),
                 "step_ms": [round(1e3 * it, 3) for it in times],
                 "losses": losses,
+                # In all steps but the first.
+                "blocks": blocks,
+                "in_driver_s": round(in_driver, 6) if "ours" in stats else None,
                 "peak_live_mib": stats["allocated_bytes.all.peak"] / 2**20,
                 "peak_reserved_mib": stats["reserved_bytes.all.peak"] / 2**20,
                 "device_used_mib": (total - free) / 2**20,

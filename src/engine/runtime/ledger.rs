@@ -105,8 +105,12 @@ impl Ledger {
 
     /// Whether `size` more bytes stay within the limit.
     pub fn allows(&self, size: u64) -> bool {
-        let held = self.held.load(Relaxed) + self.outside();
-        held.saturating_add(size) <= self.limit.load(Relaxed)
+        self.counted().saturating_add(size) <= self.limit()
+    }
+
+    /// Bytes that count towards the limit.
+    pub fn counted(&self) -> u64 {
+        self.held.load(Relaxed) + self.outside()
     }
 
     pub fn take(&self, size: u64) {
