@@ -47,6 +47,28 @@ fn what_the_limit_leaves_can_all_be_had_and_no_more() {
 }
 
 #[test]
+fn chunks_are_smaller_where_the_limit_is_near() {
+    let bench = Bench::new(limited(8 * GIB));
+    let stream = bench.gpu.stream();
+    let mut blocks = Vec::new();
+    // How many chunks the last of the requests took that came until so much was held.
+    let mut grow_to = |held: u64| {
+        let mut chunks = 0;
+        while bench.reserved() < held {
+            let before = bench.calls("cuMemCreate");
+            blocks.push(bench.allocate(64 * MIB, stream));
+            chunks = bench.calls("cuMemCreate") - before;
+        }
+        chunks
+    };
+    let far = grow_to(5 * GIB + 512 * MIB);
+    let near = grow_to(6 * GIB + 512 * MIB);
+    assert_eq!((far, near), (16, 32));
+    blocks.into_iter().for_each(|block| bench.free(block));
+    bench.finish();
+}
+
+#[test]
 fn the_message_says_what_was_asked_and_what_there_is() {
     let bench = Bench::new(limited(64 * MIB));
     let (device, stream) = (bench.device(), bench.gpu.stream());
