@@ -10,8 +10,8 @@ of each step's time over that of the same step of the allocator named first; wit
 least that the step took in any. With --alone they run one after the other, for a GPU that does not hold all
 of them. An allocator may be named twice: how far its two processes are apart is chance. `limited` is
 concertina once more, under a limit of 1.02 times what it had in use at most before, and runs beside it.
-`driver %` is how much of its steps but the first concertina spends in calls of the driver, waiting included:
-with the `blocks` of a step times what a pair takes (`scripts/bench.sh`) all the time that it can cost a job.
+`driver %` is how much of its steps but the first concertina spends in calls of the driver that it counts,
+waiting included; the rest of its own time is the `blocks` of a step times what a pair takes (`scripts/bench.sh`).
 """
 
 import argparse
@@ -161,7 +161,7 @@ def show(job, runs, alone):
             f"{name:22} {median('step_ms_median'):9.2f} {by_step(results, others):8.3f} "
             f"{median('first_s'):8.2f} {median('total_s'):8.2f} {live:9.0f} {held:9.0f} {held / live:7.4f} "
             f"{median('device_used_mib') if alone else math.nan:8.0f} "
-            f"{median('blocks') / (results[0]['steps'] - 1):8.0f} {in_driver(results):8.3f} "
+            f"{(median('blocks') or math.nan) / (results[0]['steps'] - 1):8.0f} {in_driver(results):8.3f} "
             f"{differs:13.2e}  {results[0]['losses'][-1]!r}",
             flush=True,
         )

@@ -47,24 +47,26 @@ fn what_the_limit_leaves_can_all_be_had_and_no_more() {
 }
 
 #[test]
-fn chunks_are_smaller_where_the_limit_is_near() {
-    let bench = Bench::new(limited(8 * GIB));
+fn what_a_large_block_was_made_of_can_be_joined_again_under_a_limit() {
+    let bench = Bench::new(limited(10 * GIB));
     let stream = bench.gpu.stream();
-    let mut blocks = Vec::new();
-    // How many chunks the last of the requests took that came until so much was held.
-    let mut grow_to = |held: u64| {
-        let mut chunks = 0;
-        while bench.reserved() < held {
-            let before = bench.calls("cuMemCreate");
-            blocks.push(bench.allocate(64 * MIB, stream));
-            chunks = bench.calls("cuMemCreate") - before;
-        }
-        chunks
-    };
-    let far = grow_to(5 * GIB + 512 * MIB);
-    let near = grow_to(6 * GIB + 512 * MIB);
-    assert_eq!((far, near), (16, 32));
-    blocks.into_iter().for_each(|block| bench.free(block));
+    for (large, size, wanted) in [(&[9900][..], 8, 3000), (&[5000, 4900], 6, 3600)] {
+        let blocks: Vec<u64> = large
+            .iter()
+            .map(|mib| bench.allocate(mib * MIB, stream))
+            .collect();
+        blocks.into_iter().for_each(|block| bench.free(block));
+        // Every other one of the blocks that come after is freed: more than is wanted, in pieces.
+        let blocks: Vec<u64> = (0..9600 / size)
+            .map(|_| bench.allocate(size * MIB, stream))
+            .collect();
+        let (stay, go): (Vec<_>, Vec<_>) = blocks.chunks(2).map(|it| (it[0], it[1])).unzip();
+        go.into_iter().for_each(|block| bench.free(block));
+        let whole = bench.allocate(wanted * MIB, stream);
+        bench.free(whole);
+        stay.into_iter().for_each(|block| bench.free(block));
+        bench.device().empty_cache();
+    }
     bench.finish();
 }
 

@@ -31,10 +31,8 @@ pub trait Gpu {
     /// How many bytes of addresses to reserve at a time, where the process may have as many.
     fn reach(&self) -> u64;
 
-    /// The most bytes that may be held; `u64::MAX` where no limit is set.
-    fn limit(&self) -> u64;
-    /// Bytes that count towards the limit: what is held, and what the program has beside.
-    fn counted(&self) -> u64;
+    /// Whether a limit is set on what may be held.
+    fn is_limited(&self) -> bool;
     /// Whether `size` more bytes can be had at all, as far as the limit and the device tell
     /// beforehand; for large growth, so that a request that must fail takes nothing first.
     fn has_room(&mut self, size: u64) -> Result<(), Refusal>;

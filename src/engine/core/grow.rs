@@ -35,14 +35,9 @@ const LOST: u64 = 2;
 /// second run, rather than 1.026.
 const FREED: u64 = 2;
 
-/// Under a limit waste is dear, the more so the nearer it is: chunks are such a part of what is held until
-/// this part of the limit is, and smaller from there. With a 2048th all the way gpt2_varlen comes to what it
-/// needs with 7,519 chunks rather than 4,660, under a limit of 1.02 of what is live, and its smallest limit is
-/// no lower: 1.0055 of what is live rather than 1.0052, on average over eight variations of it (a few blocks
-/// more at its start).
-const FAR_SHARE: u64 = 1024;
-const NEAR_SHARE: u64 = 3072;
-const NEAR: (u64, u64) = (3, 4);
+/// The share of what is held that a chunk has under a limit, which makes waste dear: the smallest limit of
+/// gpt2_varlen would be 1.0055 of what is live, rather than 1.0043, with seven eighths of it.
+const LIMITED_SHARE: u64 = 2048;
 
 /// For a request of so many chunks it is looked up where least of it is missing, before chunks move, and it
 /// gets a run of its own where that is nearly all of it: there are addresses to spare behind such a run, so
@@ -78,19 +73,10 @@ impl<G: Gpu> Pool<G> {
     pub(super) fn chunk_size(&self, group: GroupId) -> u64 {
         let reserved = self.groups[group as usize].reserved;
         match self.policy.chunk {
-            0 if self.is_near_limit() => self.whole(reserved / NEAR_SHARE),
-            0 if self.is_limited() => self.whole(reserved / FAR_SHARE),
+            0 if self.gpu.is_limited() => self.whole(reserved / LIMITED_SHARE),
             0 => self.chunk_size_of(reserved),
             chunk => self.whole(chunk.min(super::LARGEST_REQUEST)),
         }
-    }
-
-    fn is_limited(&self) -> bool {
-        self.gpu.limit() != u64::MAX
-    }
-
-    fn is_near_limit(&self) -> bool {
-        self.is_limited() && self.gpu.counted() >= self.gpu.limit() / NEAR.1 * NEAR.0
     }
 
     /// The pool's own choice where so much is held.
@@ -103,9 +89,9 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Whether a chunk may be larger than [`Self::chunk_size`]: not where a setting says how large they may
-    /// be, or a limit is near.
+    /// be, or a limit makes waste dear.
     fn may_be_larger(&self) -> bool {
-        self.policy.chunk == 0 && !self.is_near_limit()
+        self.policy.chunk == 0 && !self.gpu.is_limited()
     }
 
     /// The size of a chunk for growth by so many bytes at once.
@@ -202,7 +188,7 @@ impl<G: Gpu> Pool<G> {
         if self.missing(size, slot) > allowed
             && id == SHARED
             && size >= ROOMY * self.chunk_size(id)
-            && !self.is_limited()
+            && !self.gpu.is_limited()
         {
             self.go_where_least_is_missing(size, slot);
         }
@@ -240,7 +226,7 @@ impl<G: Gpu> Pool<G> {
         let cut_up = reserved > ceiling + highest / CUT_UP;
         let calm = reserved + missing <= highest + highest / CALM;
         // Under a limit memory is what is dear.
-        cut_up && calm && id == SHARED && !self.is_limited() && {
+        cut_up && calm && id == SHARED && !self.gpu.is_limited() && {
             let now = self.gpu.now();
             self.effort.is_too_much(now, self.policy.tuning.patience)
         }

@@ -445,12 +445,8 @@ impl Gpu for DriverGpu {
         (self.properties.total * 8).next_power_of_two().max(1 << 32)
     }
 
-    fn limit(&self) -> u64 {
-        self.ledger.limit()
-    }
-
-    fn counted(&self) -> u64 {
-        self.ledger.counted()
+    fn is_limited(&self) -> bool {
+        self.ledger.limit() != u64::MAX
     }
 
     fn has_room(&mut self, size: u64) -> Result<(), Refusal> {

@@ -105,12 +105,8 @@ impl Ledger {
 
     /// Whether `size` more bytes stay within the limit.
     pub fn allows(&self, size: u64) -> bool {
-        self.counted().saturating_add(size) <= self.limit()
-    }
-
-    /// Bytes that count towards the limit.
-    pub fn counted(&self) -> u64 {
-        self.held.load(Relaxed) + self.outside()
+        let held = self.held.load(Relaxed) + self.outside();
+        held.saturating_add(size) <= self.limit.load(Relaxed)
     }
 
     pub fn take(&self, size: u64) {
