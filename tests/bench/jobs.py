@@ -140,9 +140,8 @@ def memory_stats(name):
     return device["memory_stats"] | {"ours": {k: v for k, v in device.items() if k != "memory_stats"}}
 
 
-def so_far(name):
+def so_far(stats):
     """Blocks that were ever handed out, and seconds that concertina has spent in calls of the driver."""
-    stats = memory_stats(name)
     calls = stats.get("ours", {}).get("driver_calls", {})
     return stats["allocation.all.allocated"], sum(it["nanoseconds"] for it in calls.values()) / 1e9
 
@@ -182,11 +181,11 @@ def main():
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
         if len(times) == 1:
-            began = so_far(a.allocator)
+            began = so_far(memory_stats(a.allocator))
         if a.turns:
             print(f"step {times[-1]:.9f}", flush=True)
     stats = memory_stats(a.allocator)
-    blocks, in_driver = (now - then for now, then in zip(so_far(a.allocator), began))
+    blocks, in_driver = (now - then for now, then in zip(so_far(stats), began))
     free, total = torch.cuda.mem_get_info()
     print(
         json.dumps(

@@ -1,6 +1,6 @@
 //! One stream: sizes, reuse, fit, splitting and joining, and free memory made contiguous.
 
-use crate::gpu::{Bench, GIB, KIB, MIB, rounded};
+use crate::gpu::{Bench, GIB, KIB, MIB, every_other, rounded};
 use concertina_engine::runtime::UnknownPointer;
 use concertina_engine::runtime::settings::Settings;
 
@@ -252,8 +252,7 @@ fn what_is_written_at_one_address_is_read_at_the_other() {
     });
     let (gpu, stream) = (&bench.gpu, bench.gpu.stream());
     let blocks: Vec<u64> = (0..64).map(|_| bench.allocate(chunk, stream)).collect();
-    let (freed, kept): (Vec<u64>, Vec<u64>) =
-        blocks.chunks(2).map(|pair| (pair[0], pair[1])).unzip();
+    let (freed, kept) = every_other(&blocks);
     let size = freed.len() as u64 * chunk;
     // On a card nothing can be copied out while the stream is held.
     let (through_new, through_old) = (bench.allocate(size, stream), bench.allocate(size, stream));

@@ -528,6 +528,11 @@ pub fn rounded(bytes: u64) -> u64 {
     bytes.max(1).next_multiple_of(512)
 }
 
+/// The first, third, fifth of these blocks and so on, and the others; an even number of them.
+pub fn every_other(blocks: &[u64]) -> (Vec<u64>, Vec<u64>) {
+    blocks.chunks(2).map(|pair| (pair[0], pair[1])).unzip()
+}
+
 /// A driver call that must not fail.
 #[track_caller]
 pub fn ok(status: u32) {

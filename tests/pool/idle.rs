@@ -1,7 +1,7 @@
 //! Idle memory goes back to the driver after a while, if that is asked for. The tests say what time it
 //! is.
 
-use crate::gpu::{Bench, MIB};
+use crate::gpu::{Bench, MIB, every_other};
 use crate::private::with_pool;
 use concertina_engine::runtime::settings::Settings;
 use std::time::Duration;
@@ -104,8 +104,7 @@ fn what_is_at_rest_is_there_when_it_is_wanted() {
     let walls: Vec<u64> = (0..20)
         .map(|turn| bench.allocate([9 * MIB, 700 << 10][turn % 2], a))
         .collect();
-    let (free, walls): (Vec<u64>, Vec<u64>) =
-        walls.chunks(2).map(|pair| (pair[0], pair[1])).unzip();
+    let (free, walls) = every_other(&walls);
     free.iter().for_each(|block| bench.free(*block));
     bench.gpu.settle();
     let held = bench.reserved();

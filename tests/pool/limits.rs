@@ -1,6 +1,6 @@
 //! Memory that runs out, by a limit or in truth, and driver calls that fail.
 
-use crate::gpu::{Bench, GIB, MIB};
+use crate::gpu::{Bench, GIB, MIB, every_other};
 use concertina_engine::runtime::settings::Settings;
 
 fn limited(bytes: u64) -> Settings {
@@ -60,7 +60,7 @@ fn what_a_large_block_was_made_of_can_be_joined_again_under_a_limit() {
         let blocks: Vec<u64> = (0..9600 / size)
             .map(|_| bench.allocate(size * MIB, stream))
             .collect();
-        let (stay, go): (Vec<_>, Vec<_>) = blocks.chunks(2).map(|it| (it[0], it[1])).unzip();
+        let (stay, go) = every_other(&blocks);
         go.into_iter().for_each(|block| bench.free(block));
         let whole = bench.allocate(wanted * MIB, stream);
         bench.free(whole);
