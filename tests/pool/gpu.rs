@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, sleep};
@@ -34,6 +34,8 @@ pub struct Gpu {
     pub functions: Functions,
     machine: Option<Machine>,
     contexts: Vec<usize>,
+    /// The allocator under test, which is told of streams that come and go.
+    allocator: Arc<OnceLock<Arc<Allocator>>>,
 }
 
 /// Keeps device 0 the current one of a thread, as the CUDA runtime does.
@@ -122,6 +124,7 @@ impl Bench {
         settings: Settings,
     ) -> Bench {
         let allocator = Allocator::new(functions, settings).expect("a driver with a device");
+        let allocator = Arc::new(allocator);
         let mut devices = 0;
         // SAFETY: the driver is initialised; outputs are locals, here and below.
         ok(unsafe { (functions.cuDeviceGetCount)(&mut devices) });
@@ -141,11 +144,12 @@ impl Bench {
             functions,
             machine,
             contexts,
+            allocator: Arc::new(OnceLock::from(allocator.clone())),
         };
         let here = gpu.enter();
         Bench {
             gpu,
-            allocator: Arc::new(allocator),
+            allocator,
             blocks: RefCell::default(),
             _here: here,
         }
@@ -321,11 +325,18 @@ impl Gpu {
         // SAFETY: `stream` outlives the call. 1 is CU_STREAM_NON_BLOCKING.
         ok(unsafe { (self.functions.cuStreamCreate)(&mut stream, 1) });
         self.pop();
+        if let Some(owner) = self.allocator.get().and_then(|it| it.device(device as i32).ok()) {
+            owner.add_stream(stream as u64);
+        }
         stream as u64
     }
 
     /// Ends a stream; its work goes on.
     pub fn destroy(&self, stream: u64) {
+        let allocator = self.allocator.get();
+        for device in allocator.iter().flat_map(|it| it.open_devices()) {
+            device.remove_stream(stream);
+        }
         // SAFETY: a stream of ours, not used by this handle again.
         ok(unsafe { (self.functions.cuStreamDestroy_v2)(stream as CUstream) });
     }

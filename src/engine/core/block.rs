@@ -57,7 +57,7 @@ pub enum State {
 pub struct Block {
     pub address: u64,
     pub size: u64,
-    /// Live: the bytes asked for. Free or resting: when it was freed, on the pool's clock.
+    /// Live: the bytes asked for. Free or resting: the epoch in which it was freed.
     pub detail: u64,
     /// The neighbours in address order, where their memory touches this block's.
     pub prev: BlockId,

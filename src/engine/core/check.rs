@@ -199,7 +199,7 @@ impl<G: Gpu> Pool<G> {
                     "slot {slot} lists block {id}"
                 );
                 hold!(
-                    slot == it.idle || block.detail <= self.clock.now,
+                    slot == it.idle || block.detail <= self.epochs.now | 1,
                     "block {id} was freed in the future"
                 );
                 hold!(listed.insert(id), "block {id} is listed twice");

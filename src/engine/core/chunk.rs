@@ -1,6 +1,7 @@
 //! Chunks: physical memory, where it is at home, and what old mappings of it are still up.
 
 use super::gpu::Handle;
+use super::stream::StreamKey;
 use std::collections::VecDeque;
 
 /// An index into [`Chunks`].
@@ -19,12 +20,13 @@ pub struct Chunk {
     pub stale: u32,
 }
 
-/// An old mapping: still up, not used by any block, to be taken down once the clock has
-/// passed `until`.
+/// An old mapping: still mapped, not used by any block, to be unmapped once the stream has done what it had
+/// been given by the free of epoch `until`.
 #[derive(Clone, Copy)]
 pub struct Stale {
     pub chunk: ChunkId,
     pub address: u64,
+    pub stream: StreamKey,
     pub until: u64,
 }
 

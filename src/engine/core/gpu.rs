@@ -61,13 +61,14 @@ pub trait Gpu {
     /// The program is asking for memory on this stream, until the next call. If the stream is being
     /// captured, nothing may be recorded, asked or waited for meanwhile: it would end the capture.
     fn attend(&mut self, stream: Option<StreamKey>);
-    /// Marks the present end of all work on the device, on every stream, also on those that have been
-    /// destroyed. `None` where that is not possible just now.
-    fn record(&mut self) -> Option<Event>;
+    /// Records an event behind all that the stream was given so far; for [`ALL_STREAMS`] behind all work of
+    /// the device, streams included that have been destroyed. `None` where that is not possible just now:
+    /// in a capture, or where the stream may be gone. Never waits, and breaks no capture.
+    ///
+    /// [`ALL_STREAMS`]: super::ALL_STREAMS
+    fn record(&mut self, stream: StreamKey) -> Option<Event>;
     /// Whether all work before the event is done. Never waits.
     fn passed(&mut self, event: Event) -> bool;
-    /// Waits until all work before the event is done. False where waiting is not possible.
-    fn wait(&mut self, event: Event) -> bool;
     /// Makes the work that is submitted to the stream from now on run after all work before the event.
     /// The program is using the stream just now. Never waits. False where that is not possible.
     fn order(&mut self, event: Event, stream: StreamKey) -> bool;

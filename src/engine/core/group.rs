@@ -35,6 +35,8 @@ pub struct Group {
     pub reserved: u64,
     /// Bytes of addresses where a mapping failed, and may have left something behind.
     pub abandoned: u64,
+    /// Each free is looked at: the group is closing, or frees are noted with their places.
+    pub watched: bool,
     /// Nobody allocates from it any more; it goes when its last block does.
     pub closing: bool,
     /// A block was freed inside a capture while the group was closing. The graph may have used it before
@@ -60,6 +62,7 @@ impl Group {
             highest: 0,
             reserved: 0,
             abandoned: 0,
+            watched: false,
             closing: false,
             captured: false,
             closed: false,

@@ -119,7 +119,7 @@ impl<G: Gpu> Pool<G> {
         // The holes are looked at last, as there may be many.
         let lost = || group.reserved - group.live - self.free_chunks(id);
         id == SHARED
-            && self.clock.freed() >= group.live / FREED
+            && self.epochs.freed() >= group.live / FREED
             && lost() * 1000 * LOST < group.reserved * self.policy.tuning.slack
     }
 
@@ -179,7 +179,7 @@ impl<G: Gpu> Pool<G> {
         // A wait on the GPU costs less than mapping: in a run of prefetch_streams (H100) 38 waits rather
         // than 16 spared 700 of 1,300 chunks their move.
         if self.missing(size, slot) > allowed
-            && let Some(hole) = self.borrow(size, slot)
+            && let Some(hole) = self.reuse_across_streams(size, slot)
         {
             return Ok(hole);
         }

@@ -11,12 +11,13 @@
 
 mod bins;
 mod block;
-mod borrow;
 mod check;
 mod chunk;
-mod clock;
 mod counters;
+mod cross_stream;
+mod deferred_free;
 mod effort;
+mod epoch;
 mod gpu;
 mod group;
 mod grow;
@@ -32,7 +33,6 @@ mod space;
 mod stream;
 mod table;
 mod trim;
-mod wait;
 
 pub use check::Broken;
 pub use counters::{Class, Counters, Events, Flow, Tally, Usage};
@@ -43,7 +43,7 @@ pub use look::{Backing, Found};
 pub use place::Unplaced;
 pub use pool::{Handed, Lists, Live, Policy, Pool, Shortage, Tuning, Unknown};
 pub use segments::{Piece, Segment};
-pub use stream::{StreamKey, UNORDERED};
+pub use stream::{ALL_STREAMS, StreamKey, UNORDERED};
 
 /// Every block starts at, and is rounded up to, a multiple of this many bytes, as in PyTorch's
 /// allocator (`kMinBlockSize` in its `CUDACachingAllocator`).

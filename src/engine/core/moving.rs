@@ -1,7 +1,7 @@
 //! Moving chunks: whole free ones are mapped a second time where a request needs one range.
 
 use super::block::{BlockId, NONE, State};
-use super::chunk::{ChunkId, Stale};
+use super::chunk::{Chunk, ChunkId, Stale};
 use super::gpu::{Gpu, Refusal};
 use super::group::SHARED;
 use super::journal::Happening;
@@ -30,7 +30,8 @@ impl<G: Gpu> Pool<G> {
         let (idle, group) = (own.idle, own.group);
         let own = [Some(slot), Some(idle).filter(|idle| *idle != slot)];
         let others = self.slots.beside(slot).filter(|_| slot != idle);
-        let (mut owned, mut until) = (0, 0);
+        let mut owned = 0;
+        let mut sources: Vec<(u16, u64)> = Vec::new();
         'search: for source in own.into_iter().flatten().chain(others.map(|(at, _)| at)) {
             let bins = &self.slots.get(source).bins;
             for id in bins.ascending(&self.blocks, self.granularity) {
@@ -45,17 +46,24 @@ impl<G: Gpu> Pool<G> {
                     if bytes >= wanted {
                         break 'search;
                     }
-                    bytes += chunks.get(chunk).size;
-                    chosen.push((id, chunk));
+                    let Chunk { home, size, .. } = *chunks.get(chunk);
                     if source == slot || source == idle {
-                        owned = chosen.len();
+                        owned = chosen.len() + 1;
                     } else {
-                        until = until.max(hole.detail);
+                        let Some(epoch) = self.reusable_after(id, (home, home + size), slot) else {
+                            continue;
+                        };
+                        match sources.iter_mut().find(|(at, _)| *at == source) {
+                            Some((_, until)) => *until = epoch.max(*until),
+                            None => sources.push((source, epoch)),
+                        }
                     }
+                    bytes += size;
+                    chosen.push((id, chunk));
                 }
             }
         }
-        if chosen.len() > owned && !self.follow(slot, until) {
+        if !sources.iter().all(|(other, until)| self.follow(slot, *other, *until)) {
             chosen.truncate(owned);
             let chunks = &self.groups[group as usize].chunks;
             bytes = chosen.iter().map(|(_, it)| chunks.get(*it).size).sum();
@@ -78,7 +86,7 @@ impl<G: Gpu> Pool<G> {
             }
         }
         if !chosen.is_empty() {
-            self.clock.mark(&mut self.gpu);
+            self.cover_stale(id);
             let bound = (self.groups[id as usize].chunks.len() * STALE).max(STALE_AT_LEAST);
             self.unmap_stale(bound, id);
             self.effort.spend(self.gpu.now() - began);
@@ -116,6 +124,7 @@ impl<G: Gpu> Pool<G> {
         group.chunks.stale.push_back(Stale {
             chunk: id,
             address: chunk.home,
+            stream: slots.get(owner).key,
             until: if owner == group.idle { 0 } else { until },
         });
         counters.stitches += 1;
@@ -124,9 +133,12 @@ impl<G: Gpu> Pool<G> {
         counters.stale_bytes += chunk.size;
         let idle = group.idle;
         self.cut(hole, chunk.home, chunk.size);
-        // What was another stream's is this one's now.
-        let owner = if owner == idle { idle } else { slot };
-        self.append(chunk.size, owner, until, slot);
+        let (owner, epoch) = match owner == idle || owner == slot {
+            true => (owner, until),
+            // What was another stream's is this one's now.
+            false => (slot, self.take_over(slot)),
+        };
+        self.append(chunk.size, owner, epoch, slot);
         Ok(())
     }
 
@@ -181,7 +193,7 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// New free bytes stand behind the cursor. They join the tail if the stream may use that too.
-    pub(super) fn append(&mut self, size: u64, owner: u16, clock: u64, slot: u16) {
+    pub(super) fn append(&mut self, size: u64, owner: u16, epoch: u64, slot: u16) {
         let Self {
             blocks,
             slots,
@@ -196,19 +208,19 @@ impl<G: Gpu> Pool<G> {
         if tail != NONE && blocks[tail].state == State::Free {
             let (other, detail) = (blocks[tail].slot, blocks[tail].detail);
             if (other == slot || other == idle)
-                && let Some((owner, clock)) = join((owner, clock), (other, detail), idle)
+                && let Some((owner, epoch)) = join((owner, epoch), (other, detail), idle)
             {
                 slots.get_mut(other).remove(blocks, tail);
                 let hole = &mut blocks[tail];
                 hole.size += size;
-                (hole.slot, hole.detail) = (owner, clock);
+                (hole.slot, hole.detail) = (owner, epoch);
                 counters.hole_grown(size);
                 slots.get_mut(owner).insert(blocks, tail);
                 return;
             }
         }
         let id = blocks.add(address, size, owner, State::Free);
-        blocks[id].detail = clock;
+        blocks[id].detail = epoch;
         blocks[id].prev = tail;
         if tail != NONE {
             blocks[tail].next = id;

@@ -88,7 +88,7 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// A piece of a hole is a hole as that was.
-    fn put_back(&mut self, id: BlockId, freed: u64) {
+    pub(super) fn put_back(&mut self, id: BlockId, freed: u64) {
         self.blocks[id].detail = freed;
         let Block { size, slot, .. } = self.blocks[id];
         self.slots.get_mut(slot).insert(&mut self.blocks, id);

@@ -5,18 +5,18 @@
 
 use super::block::{Block, BlockId, Blocks, NONE, Nodes, State, VACANT, absorb_next};
 use super::chunk::ChunkId;
-use super::clock::Clock;
 use super::counters::{Counters, Tally};
+use super::deferred_free::Deferred;
 use super::effort::Effort;
+use super::epoch::Epochs;
 use super::gpu::{Gpu, Refusal};
 use super::group::{Group, GroupId, SHARED};
 use super::journal::Journal;
 use super::rest::Rest;
-use super::stream::{Slots, StreamKey};
+use super::stream::{Slots, StreamKey, UNORDERED};
 use super::table::{Spot, Table};
-use super::wait::Pending;
-use super::{LARGEST_REQUEST, block_size};
-use std::collections::VecDeque;
+use super::{LARGEST_REQUEST, SMALL, block_size};
+use std::collections::HashMap;
 
 /// How a pool takes memory.
 #[derive(Clone, Copy, Debug)]
@@ -138,11 +138,13 @@ pub struct Pool<G> {
     pub(super) table: Table,
     pub(super) slots: Slots,
     pub(super) groups: Vec<Group>,
-    /// In the order of being freed.
-    pub(super) pending: VecDeque<Pending>,
-    /// Allocations since the first of them was put off, or any came free.
+    /// Other streams that use a block which is in use.
+    pub(super) uses: HashMap<BlockId, Vec<StreamKey>>,
+    /// Freed blocks that wait for those, in the order of being freed.
+    pub(super) deferred: Vec<Deferred>,
+    /// Allocations since the first of them was deferred, or any came free.
     pub(super) looks: u64,
-    pub(super) clock: Clock,
+    pub(super) epochs: Epochs,
     pub(super) rest: Rest,
     pub(super) effort: Effort,
     pub(super) counters: Tally,
@@ -170,6 +172,8 @@ impl<G: Gpu> Pool<G> {
         };
         // The first slot of all can always be had.
         let idle = slots.add_idle(SHARED).unwrap_or_default();
+        let mut shared = Group::new(idle, granularity, false);
+        shared.watched = policy.waits;
         Pool {
             gpu,
             policy,
@@ -177,10 +181,11 @@ impl<G: Gpu> Pool<G> {
             blocks,
             table,
             slots,
-            groups: vec![Group::new(idle, granularity, false)],
-            pending: VecDeque::new(),
+            groups: vec![shared],
+            uses: HashMap::new(),
+            deferred: Vec::new(),
             looks: 0,
-            clock: Clock::new(),
+            epochs: Epochs::new(),
             rest: Rest::default(),
             effort: Effort::new(),
             counters: Tally::default(),
@@ -244,7 +249,7 @@ impl<G: Gpu> Pool<G> {
         let size = block_size(size);
         let slot = self.slots.of(stream, group)?;
         let mut hole = self.hit(size, slot)?;
-        if self.keep_time(stream, self.groups[group as usize].reserved) {
+        if self.poll_now_and_then(slot, self.groups[group as usize].reserved) {
             hole = self.hit_again(size, slot)?;
         }
         let size = self.taken(hole, size, group);
@@ -334,14 +339,48 @@ impl<G: Gpu> Pool<G> {
             return size;
         }
         owner.live -= 1;
+        let epoch = self.epochs.tick(size);
+        let before = std::mem::replace(&mut owner.freed, epoch);
+        if group.watched {
+            self.note_free(id, before);
+        }
+        let owner = self.slots.get(slot);
+        let (tail, idle) = (&mut self.groups[owner.group as usize].tail, owner.idle);
+        let (blocks, slots, counters) = (&mut self.blocks, &mut self.slots, &mut self.counters);
+        join_holes(blocks, slots, counters, tail, idle, (id, slot, epoch));
+        size
+    }
+
+    /// A block is freed in a group of which that is noted; `before` is what was freed before it without a
+    /// note of its place.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn note_free(&mut self, id: BlockId, before: u64) {
+        let block = self.blocks[id];
+        let slot = self.slots.get_mut(block.slot);
+        let group = &mut self.groups[slot.group as usize];
         if group.closing {
             self.ripe |= group.ripen(&self.gpu);
         }
-        let (tail, idle) = (&mut group.tail, owner.idle);
-        let clock = self.clock.tick(size);
-        let (blocks, slots, counters) = (&mut self.blocks, &mut self.slots, &mut self.counters);
-        join_holes(blocks, slots, counters, tail, idle, (id, slot, clock));
-        size
+        if slot.group != SHARED || !self.epochs.is_exact() {
+            group.watched = group.closing;
+            return;
+        }
+        if slot.key == UNORDERED {
+            return;
+        }
+        let range = (block.address, block.end());
+        let worth = block.size >= SMALL;
+        if self.epochs.note_free(slot.key, range, worth, &mut self.gpu) {
+            slot.freed = before;
+        }
+    }
+
+    /// The program gave back earlier what `free` frees: no event recorded now tells when.
+    pub fn free_late(&mut self, free: impl FnOnce(&mut Self)) {
+        self.epochs.late = true;
+        free(self);
+        self.epochs.late = false;
     }
 
     /// The stream that the block at `address` was allocated on.
@@ -417,7 +456,8 @@ impl<G: Gpu> Pool<G> {
     /// Nobody allocates from the group any more. Its memory is given back now as far as it is free,
     /// and the rest at a later call that may wait for the device, once it is.
     pub fn close_group(&mut self, id: GroupId) {
-        self.groups[id as usize].closing = true;
+        let group = &mut self.groups[id as usize];
+        (group.closing, group.watched) = (true, true);
         self.ripe = true;
         self.trim_closing();
     }
@@ -505,11 +545,12 @@ impl<G: Gpu> Pool<G> {
             return Ok(hole);
         }
         // 2. What other streams' passed events have made idle.
-        if self.advance()
+        if self.advance(slot)
             && let Some(hole) = self.hit(size, slot)
         {
             return Ok(hole);
         }
+        self.want_exact(slot);
         self.trim_closing();
         // 3 to 5. Growth within a hair of the highest live figure; memory of other streams, behind a wait on
         // the GPU; free chunks moved to where they are needed; growth beyond, up to the limit.
@@ -522,7 +563,7 @@ impl<G: Gpu> Pool<G> {
             Err(_) => {}
         }
         // 6. Memory of other streams, behind a wait on the GPU.
-        if let Some(hole) = self.borrow(size, slot) {
+        if let Some(hole) = self.reuse_across_streams(size, slot) {
             return Ok(hole);
         }
         // 7. Waiting until everything free is idle, and giving back what plain segments allow.
@@ -645,27 +686,27 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// A block that nothing but its own stream's earlier work uses becomes a hole of any slot of its
-    /// group that may use it, freed at the time that `clock` says.
-    pub(super) fn retire_to(&mut self, id: BlockId, slot: u16, clock: u64) {
+    /// group that may use it, freed at this epoch of the slot's stream.
+    pub(super) fn retire_to(&mut self, id: BlockId, slot: u16, epoch: u64) {
         let owner = self.slots.get_mut(self.blocks[id].slot);
         owner.live -= 1;
         let group = &mut self.groups[owner.group as usize];
         if group.closing {
             self.ripe |= group.ripen(&self.gpu);
         }
-        self.add_hole(id, slot, clock);
+        self.add_hole(id, slot, epoch);
     }
 
     /// Puts a node back as a hole, joined with the holes beside it that it may be joined with.
-    pub(super) fn add_hole(&mut self, id: BlockId, slot: u16, clock: u64) {
+    pub(super) fn add_hole(&mut self, id: BlockId, slot: u16, epoch: u64) {
         let owner = self.slots.get(slot);
         let (tail, idle) = (&mut self.groups[owner.group as usize].tail, owner.idle);
         let (blocks, slots, counters) = (&mut self.blocks, &mut self.slots, &mut self.counters);
-        join_holes(blocks, slots, counters, tail, idle, (id, slot, clock));
+        join_holes(blocks, slots, counters, tail, idle, (id, slot, epoch));
     }
 }
 
-/// Puts a node, which becomes a hole of this slot with this clock, back among the holes.
+/// Puts a node, which becomes a hole of this slot with this epoch, back among the holes.
 #[inline(always)]
 fn join_holes(
     blocks: &mut Blocks,
@@ -673,7 +714,7 @@ fn join_holes(
     counters: &mut Tally,
     tail: &mut BlockId,
     idle: u16,
-    (mut id, mut slot, mut clock): (BlockId, u16, u64),
+    (mut id, mut slot, mut epoch): (BlockId, u16, u64),
 ) {
     let (nodes, vacant) = blocks.parts();
     // Asked before anything is done: whether a neighbour is free cannot be predicted, and shows sooner so.
@@ -686,15 +727,15 @@ fn join_holes(
         Some((beside.slot, join(own, (beside.slot, beside.detail), idle)?))
     };
     let (size, mut beside) = (nodes[id].size, 0);
-    if prev_free && let Some((other, both)) = joined(nodes, prev, (slot, clock)) {
-        (slot, clock) = both;
+    if prev_free && let Some((other, both)) = joined(nodes, prev, (slot, epoch)) {
+        (slot, epoch) = both;
         slots.get_mut(other).remove(nodes, prev);
         beside += 1;
         absorb_next(nodes, vacant, prev, tail);
         id = prev;
     }
-    if next_free && let Some((other, both)) = joined(nodes, next, (slot, clock)) {
-        (slot, clock) = both;
+    if next_free && let Some((other, both)) = joined(nodes, next, (slot, epoch)) {
+        (slot, epoch) = both;
         slots.get_mut(other).remove(nodes, next);
         beside += 1;
         absorb_next(nodes, vacant, id, tail);
@@ -703,7 +744,7 @@ fn join_holes(
     let hole = &mut nodes[id];
     hole.state = State::Free;
     hole.slot = slot;
-    hole.detail = clock;
+    hole.detail = epoch;
     hole.shared = false;
     slots.get_mut(slot).insert(nodes, id);
 }
@@ -722,12 +763,13 @@ fn cuts_better_high(hole: &Block, size: u64, granularity: u64) -> bool {
     whole(hole.address, hole.end() - size) > whole(hole.address + size, hole.end())
 }
 
-/// The owner of two holes joined, each with the clock of its freeing; `None` where two streams'
+/// The owner of two holes joined, each with the epoch of its freeing; `None` where two streams'
 /// holes would be joined, which neither could use without waiting for the other.
 #[inline(always)]
 pub(super) fn join(a: (u16, u64), b: (u16, u64), idle: u16) -> Option<(u16, u64)> {
     match (a.0, b.0) {
-        (x, y) if x == y => Some((x, a.1.max(b.1))),
+        // Freed one after the other: no one event is of this free.
+        (x, y) if x == y => Some((x, a.1.max(b.1) | 1)),
         (x, _) if x == idle => Some(b),
         (_, y) if y == idle => Some(a),
         _ => None,

@@ -44,10 +44,10 @@ impl<G: Gpu> Pool<G> {
             return false;
         }
         if silent {
-            self.clock.mark(&mut self.gpu);
-            self.clock.poll(&mut self.gpu);
+            self.cover_all(SHARED);
+            self.epochs.poll(&mut self.gpu);
         } else {
-            self.clock.ask();
+            self.epochs.ask();
         }
         self.unmap_passed(0, SHARED);
         self.put_to_rest(due);
@@ -172,7 +172,7 @@ impl<G: Gpu> Pool<G> {
     fn make_hole(&mut self, block: BlockId) {
         let (slot, freed) = (self.blocks[block].slot, self.blocks[block].detail);
         let idle = self.groups[SHARED as usize].idle;
-        if slot == idle || freed <= self.clock.passed {
+        if slot == idle || self.is_completed(slot, freed) {
             self.add_hole(block, idle, 0);
         } else {
             self.add_hole(block, slot, freed);
@@ -183,7 +183,7 @@ impl<G: Gpu> Pool<G> {
         let idle = self.groups[SHARED as usize].idle;
         let over = self.rest.due.iter().filter(|(id, due)| {
             let block = &self.blocks[**id];
-            **due <= now && (block.slot == idle || block.detail <= self.clock.passed)
+            **due <= now && (block.slot == idle || self.is_completed(block.slot, block.detail))
         });
         let mut left = most;
         for block in self.in_order(over.map(|(id, _)| id)) {

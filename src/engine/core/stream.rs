@@ -2,8 +2,8 @@
 //!
 //! A hole belongs to the *slot* of the stream that freed it: that stream may take it at once,
 //! because its own later work runs after its earlier work. Each group has one more slot, *idle*:
-//! holes whose old work is known to be done (see `clock`), which any stream may take. What is another
-//! stream's it can have behind a wait (see `borrow`).
+//! holes whose old work is known to be done (see `epoch`), which any stream may take. What is another
+//! stream's it can have behind a wait (see `cross_stream`).
 
 use super::bins::Bins;
 use super::block::{Block, BlockId, Blocks, NONE, Nodes};
@@ -30,6 +30,12 @@ pub const UNORDERED: StreamKey = StreamKey {
     id: u64::MAX,
 };
 
+/// Stands for every stream of the device, those included that are gone.
+pub const ALL_STREAMS: StreamKey = StreamKey {
+    handle: u64::MAX,
+    id: 0,
+};
+
 /// A stream that the pool has seen, and its holes.
 pub struct Slot {
     pub key: StreamKey,
@@ -37,8 +43,8 @@ pub struct Slot {
     /// The slot of the group's idle memory; this one, if it is that itself.
     pub idle: u16,
     pub bins: Bins,
-    /// The stream's work from now on runs after all work before what was freed up to here.
-    pub follows: u64,
+    /// The epoch of the stream's last free here whose place is not noted; see `epoch`.
+    pub freed: u64,
     /// Whole chunks put to rest, if ever there were any; see `rest`.
     pub resting: Option<Box<Bins>>,
     /// Blocks handed out, or freed but still used elsewhere, that will come back to the slot.
@@ -55,7 +61,7 @@ impl Slot {
     /// Is another stream's from now on. It holds nothing.
     fn begin(&mut self, key: StreamKey, group: GroupId, idle: u16) {
         (self.key, self.group, self.idle) = (key, group, idle);
-        (self.follows, self.live, self.dead) = (0, 0, false);
+        (self.freed, self.live, self.dead) = (0, 0, false);
         self.resting = None;
         (self.ordered, self.oldest, self.newest) = (false, NONE, NONE);
     }
@@ -74,6 +80,11 @@ impl Slot {
         let bins = [Some(&self.bins), self.resting.as_deref()];
         let holes = bins.into_iter().flatten();
         holes.flat_map(move |bins| bins.ascending(blocks, size).map(|id| &blocks[id]))
+    }
+
+    /// Whether any free memory is the stream's.
+    pub fn holds_free(&self) -> bool {
+        !self.bins.is_empty() || self.rests()
     }
 
     /// Whether any block or hole is the stream's, or will be.

@@ -12,24 +12,16 @@ impl<G: Gpu> Pool<G> {
     /// Takes old mappings down, the oldest first, until at most `bound` are left or the next one
     /// may still be in use.
     pub(super) fn unmap_stale(&mut self, bound: usize, id: GroupId) {
-        while self.unmap_passed(bound, id) {
-            let passed = self.clock.passed;
-            self.clock.poll(&mut self.gpu);
-            if self.clock.passed != passed {
-                continue;
-            }
-            // Far beyond the bound it is time to wait.
-            let left = self.groups[id as usize].chunks.stale.len();
-            if left < bound * 2 || !self.clock.wait(&mut self.gpu) {
-                return;
-            }
+        if self.unmap_passed(bound, id) {
+            self.epochs.poll(&mut self.gpu);
+            self.unmap_passed(bound, id);
         }
     }
 
     /// The same as far as is known without asking. True where the next one may still be in use.
     pub(super) fn unmap_passed(&mut self, bound: usize, id: GroupId) -> bool {
         let Self {
-            clock,
+            epochs,
             gpu,
             counters,
             groups,
@@ -43,7 +35,7 @@ impl<G: Gpu> Pool<G> {
             let Some(old) = group.chunks.stale.front().copied() else {
                 return false;
             };
-            if clock.passed < old.until {
+            if epochs.completed(old.stream) < old.until {
                 return true;
             }
             group.chunks.stale.pop_front();
@@ -85,10 +77,9 @@ impl<G: Gpu> Pool<G> {
             return 0;
         }
         self.wake_all();
-        if !self.advance() {
-            // With one stream it asks nobody.
-            self.clock.poll(&mut self.gpu);
-        }
+        self.cover_all(SHARED);
+        self.epochs.poll(&mut self.gpu);
+        self.let_go();
         self.unmap_passed(0, SHARED);
         self.give_idle_back(SHARED)
     }

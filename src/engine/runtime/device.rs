@@ -28,12 +28,13 @@ use out_of_memory::Bytes;
 use private::{From, Private, Routed, Routes};
 
 use super::gpu::{
-    DriverGpu, Properties, foreign_context, is_capturing, keep_stream, stream_key, synchronize,
+    DriverGpu, Events, Properties, created_stream, foreign_context, is_capturing, keep_stream, stream_key,
 };
 use super::history::{self, History};
 use super::kept;
 use super::lasting::Streams;
 use super::ledger::Ledger;
+use super::live_streams::LiveStreams;
 use super::lock::{Apart, Guard, Lock};
 use super::message;
 use super::settings::{Free, RoundUp, Settings};
@@ -44,6 +45,7 @@ use crate::core::{
     UNORDERED,
 };
 use crate::driver::Functions;
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -51,15 +53,6 @@ use std::time::Duration;
 
 /// Chunks given back before others get their turn at the device: a millisecond or so (H100).
 const CHUNKS_AT_ONCE: usize = 32;
-
-/// Who uses a block beside its own stream.
-#[derive(Default)]
-struct Elsewhere {
-    /// Other devices' contexts, whose streams do.
-    contexts: Vec<usize>,
-    /// Streams of one capture, where no others do.
-    users: Option<Users>,
-}
 
 struct State {
     pool: Pool<DriverGpu>,
@@ -74,8 +67,8 @@ struct State {
     routes: Vec<Routed>,
     /// Blocks that wait for no one stream.
     later: Later,
-    /// Blocks in use of which more is known than that other streams use them.
-    elsewhere: HashMap<u64, Elsewhere>,
+    /// Streams of one capture that use a block in use, where no others do.
+    users: HashMap<u64, Users>,
     branches: Branches,
     history: History,
     /// How many blocks had ever been handed out and taken back when idle memory was last looked after,
@@ -109,6 +102,10 @@ pub struct Device {
     /// `free:relaxed`: they are the only ones, and no shelf is for them.
     relaxed: bool,
     waits: Apart<Together>,
+    /// Events for waits for the whole device.
+    wait_events: Arc<Mutex<Events>>,
+    /// Streams of the device that exist.
+    live_streams: Arc<LiveStreams>,
     state: Apart<Lock<State>>,
 }
 
@@ -159,7 +156,15 @@ impl Device {
             tuning: settings.tuning,
         };
         let total = properties.total;
-        let gpu = DriverGpu::new(functions, properties.clone(), ledger.clone());
+        let wait_events = Arc::<Mutex<Events>>::default();
+        let live_streams = Arc::<LiveStreams>::default();
+        let gpu = DriverGpu::new(
+            functions,
+            properties.clone(),
+            ledger.clone(),
+            wait_events.clone(),
+            live_streams.clone(),
+        );
         let mut state = State {
             pool: Pool::new(gpu, policy, lists),
             round_up: settings.round_up,
@@ -170,7 +175,7 @@ impl Device {
             suppliers: HashMap::new(),
             routes: Vec::new(),
             later: Later::new(total),
-            elsewhere: HashMap::new(),
+            users: HashMap::new(),
             branches: Branches::new(settings.graph_capture_record_stream_reuse),
             history: History::default(),
             seen: (0, Duration::ZERO),
@@ -196,6 +201,8 @@ impl Device {
             magazines: Magazines::new(total),
             relaxed: settings.free == Free::Relaxed,
             waits: Apart(Together::default()),
+            wait_events,
+            live_streams,
             state: Apart(Lock::new(state)),
         })
     }
@@ -236,6 +243,26 @@ impl Device {
     pub fn keep_stream(&self, stream: u64) {
         let context = self.properties.context;
         keep_stream(&self.functions, context, &self.lasting, stream);
+        self.add_stream(stream);
+    }
+
+    /// The stream (by handle), which is one of this device's, is destroyed only after
+    /// [`Device::remove_stream`].
+    pub fn add_stream(&self, stream: u64) {
+        let context = self.properties.context;
+        if let Some(key) = created_stream(&self.functions, context, stream) {
+            self.live_streams.add(key);
+        }
+    }
+
+    /// The stream (by handle) is about to be destroyed: what it did is looked after from now on without
+    /// asking it.
+    pub fn remove_stream(&self, stream: u64) {
+        let created = LiveStreams::created().find(stream);
+        if let Some(key) = self.live_streams.find(stream).or(created) {
+            self.state.lock().pool.forget_stream(key);
+        }
+        self.live_streams.remove(stream);
     }
 
     /// [`Device::allocate`] for a stream that is known already, and for a program that knows nothing of
@@ -360,7 +387,7 @@ impl Device {
             None => self.search(&mut state, held, rounded, requested, key, group)?,
         };
         let Handed { address, slot } = handed;
-        if group == SHARED {
+        if group == SHARED && !state.pool.frees_at_once(rounded) {
             match shelf {
                 Some(shelf) if shelf.is_idle() => self.shelves.end(shelf),
                 Some(mut shelf) => shelf.track(key, address, requested, rounded),
@@ -488,10 +515,10 @@ impl Device {
             }
             None => state.habits.of(live.slot).freed(address, live.requested),
         }
-        if state.elsewhere.is_empty() {
+        if state.users.is_empty() {
             state.pool.free_live(live);
         } else {
-            self.free_shared(state, address, live);
+            self.free_used(state, address, live);
         }
         Ok(())
     }
@@ -510,26 +537,16 @@ impl Device {
         !self.relaxed || self.magazines.forget(live, address, holders)
     }
 
-    /// Frees a block that was looked up, of which more may be known than that others use it.
+    /// Frees a block that was looked up, of which it may be known which streams of a capture use it.
     #[cold]
     #[inline(never)]
-    fn free_shared(&self, state: &mut State, address: u64, live: Live) {
+    fn free_used(&self, state: &mut State, address: u64, live: Live) {
         let shared = state.pool.shares(&live);
-        let users = self.wait_for_others(state, address);
+        let users = state.users.remove(&address);
         state.pool.free_live(live);
         if shared && let Some(users) = users {
             self.note_branches(state, &live, &users);
         }
-    }
-
-    /// Waits for the other devices whose streams use a block that is freed: this device's events say
-    /// nothing of theirs. Where there are none, answers with what is known of the streams that do.
-    fn wait_for_others(&self, state: &mut State, address: u64) -> Option<Users> {
-        let Elsewhere { contexts, users } = state.elsewhere.remove(&address)?;
-        for context in &contexts {
-            synchronize(&self.functions, *context);
-        }
-        users.filter(|_| contexts.is_empty())
     }
 
     /// Notes that another stream (by handle) uses the block: once freed, it is not used again
@@ -550,11 +567,8 @@ impl Device {
         let foreign = || foreign_context(&self.functions, context, stream);
         let known = self.lasting.get(stream).is_some();
         if let Some(other) = (!known).then(foreign).flatten() {
-            let others = &mut state.elsewhere.entry(address).or_default().contexts;
-            if !others.contains(&other) {
-                others.push(other);
-            }
-            return Ok(());
+            state.pool.note_foreign(key);
+            state.pool.gpu_mut().note_foreign(key, other);
         }
         // Such a block is given back by who has waited, or behind the whole device's work. To be marked as
         // shared would make it one that was set aside.

@@ -1,14 +1,17 @@
 //! The pool's seam to one device, over the driver's functions.
 
-use super::capture;
+use super::capture::{self, NoCapture};
 use super::inside::{self, Inside};
 use super::lasting::Streams;
+use super::live_streams::LiveStreams;
 use super::ledger::{Call, Ledger};
 use super::sharing::Spans;
-use crate::core::{Event, Gpu, Handle, Refusal, StreamKey, UNORDERED};
+use crate::core::{ALL_STREAMS, Event, Gpu, Handle, Refusal, StreamKey, UNORDERED};
 use crate::driver::Functions;
 use crate::driver::sys::*;
 use std::ptr;
+use parking_lot::Mutex;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -60,8 +63,13 @@ pub struct DriverGpu {
     properties: Arc<Properties>,
     ledger: Arc<Ledger>,
     access: Vec<CUmemAccessDesc>,
-    /// Events to be used again, as addresses.
-    events: Vec<usize>,
+    events: Events,
+    /// Streams of other devices, with their contexts, and events recorded on those.
+    foreign: HashMap<StreamKey, usize>,
+    foreign_events: HashMap<Event, usize>,
+    /// A stream of ours through which work of the legacy default stream is waited for, and made to wait: to
+    /// touch that one itself would end a capture on any stream that synchronizes with it.
+    beside_default: usize,
     /// What the driver did not take back when it was asked to; asked again before more is taken, and
     /// when all is given back.
     leftovers: Vec<Leftover>,
@@ -69,6 +77,8 @@ pub struct DriverGpu {
     pub capturing: bool,
     /// The same, but only while memory is found for the stream that is.
     attending: bool,
+    /// The stream that memory is wanted on just now. It exists.
+    wanted_on: Option<StreamKey>,
     /// Chunks are made for all that the device can do with them.
     with_extras: bool,
     /// What time counts from.
@@ -77,6 +87,10 @@ pub struct DriverGpu {
     pub spans: Spans,
     /// The context is gone, and all its work with it: there is nothing to wait for.
     pub ended: bool,
+    /// Events for waits for the whole device.
+    waits: Arc<Mutex<Events>>,
+    /// Streams that exist.
+    live: Arc<LiveStreams>,
 }
 
 impl Properties {
@@ -235,11 +249,19 @@ pub fn stream_key(
 /// while the stream is captured: it cannot be asked for then.
 #[cold]
 pub fn keep_stream(functions: &Functions, context: usize, lasting: &Streams, handle: u64) {
-    if handle > PER_THREAD {
-        match stream_id(functions, context, handle) {
-            0 | CAPTURED => {}
-            id => lasting.keep(handle, id),
-        }
+    if let Some(key) = created_stream(functions, context, handle) {
+        lasting.keep(handle, key.id);
+    }
+}
+
+/// A stream that exists, but for default streams; `None` while it is captured.
+pub fn created_stream(functions: &Functions, context: usize, handle: u64) -> Option<StreamKey> {
+    if handle <= PER_THREAD {
+        return None;
+    }
+    match stream_id(functions, context, handle) {
+        0 | CAPTURED => None,
+        id => Some(StreamKey { handle, id }),
     }
 }
 
@@ -298,12 +320,94 @@ pub fn foreign_context(functions: &Functions, context: usize, handle: u64) -> Op
     (status == 0 && owner as usize != context).then_some(owner as usize)
 }
 
-/// Waits for all work of a context. The driver's status, 0 for success.
-#[inline]
-pub fn synchronize(functions: &Functions, context: usize) -> u32 {
+/// Bytes of an allocation that is made only to be freed.
+const LEAST: usize = 512;
+
+/// Waits for all work of a context, whatever is being captured, and breaks no capture: `cuMemFree` waits
+/// for the device, and a thread may call it in relaxed mode while streams capture. With `as_program` in the
+/// thread's own mode, in which it fails where the program's own call would. The driver's status.
+pub fn synchronize_in_capture(functions: &Functions, context: usize, as_program: bool) -> u32 {
     let _current = current(functions, context);
-    // SAFETY: no arguments.
-    unsafe { (functions.cuCtxSynchronize)() }
+    let _relaxed = (!as_program).then(|| RelaxedMode::enter(functions));
+    let mut address = 0;
+    // SAFETY: `address` outlives the call, and is freed only where the driver gave it.
+    unsafe {
+        match (functions.cuMemAlloc_v2)(&mut address, LEAST) {
+            0 => (functions.cuMemFree_v2)(address),
+            status => status,
+        }
+    }
+}
+
+/// What calls this thread may make while streams capture: all that end no capture, until dropped.
+struct RelaxedMode<'a> {
+    functions: &'a Functions,
+    before: CUstreamCaptureMode,
+}
+
+impl<'a> RelaxedMode<'a> {
+    fn enter(functions: &'a Functions) -> Self {
+        let mut before = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: `before` outlives the call, which writes the thread's mode to it.
+        unsafe { (functions.cuThreadExchangeStreamCaptureMode)(&mut before) };
+        RelaxedMode { functions, before }
+    }
+}
+
+impl Drop for RelaxedMode<'_> {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { (self.functions.cuThreadExchangeStreamCaptureMode)(&mut self.before) };
+    }
+}
+
+/// Events of one context, to be used again.
+#[derive(Default)]
+pub struct Events(Vec<usize>);
+
+impl Events {
+    fn take(&mut self, functions: &Functions) -> Option<usize> {
+        if let Some(event) = self.0.pop() {
+            return Some(event);
+        }
+        let mut event: CUevent = ptr::null_mut();
+        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: `event` outlives the call.
+        let status = unsafe { (functions.cuEventCreate)(&mut event, flags) };
+        (status == 0).then_some(event as usize)
+    }
+
+    /// Lets go of them, in their context; they went with it where it has `ended`.
+    fn drop_all(&mut self, functions: &Functions, ended: bool) {
+        for event in self.0.drain(..).filter(|_| !ended) {
+            // SAFETY: events of ours that nothing waits for, in a context that lives.
+            unsafe { (functions.cuEventDestroy_v2)(event as CUevent) };
+        }
+    }
+}
+
+/// Waits for all work of a context while no stream is captured: the event is recorded while none can begin,
+/// and a capture that begins during the wait goes on. The driver's status; `None` where streams capture, or
+/// may.
+pub fn synchronize(functions: &Functions, context: usize, events: &Mutex<Events>) -> Option<u32> {
+    let no_capture = NoCapture::hold()?;
+    let _current = current(functions, context);
+    let Some(event) = events.lock().take(functions) else {
+        // The context has failed: it says how.
+        // SAFETY: no arguments.
+        return Some(unsafe { (functions.cuCtxSynchronize)() });
+    };
+    // SAFETY: an event of this context, which was retained.
+    let mut status =
+        unsafe { (functions.cuCtxRecordEvent)(context as CUcontext, event as CUevent) };
+    drop(no_capture);
+    if status == 0 {
+        let _relaxed = RelaxedMode::enter(functions);
+        // SAFETY: an event of ours that was recorded.
+        status = unsafe { (functions.cuEventSynchronize)(event as CUevent) };
+    }
+    events.lock().0.push(event);
+    Some(status)
 }
 
 /// A number for this thread that no other thread ever had.
@@ -350,28 +454,108 @@ pub fn current<'a>(functions: &'a Functions, context: usize) -> Current<'a> {
 }
 
 impl DriverGpu {
-    pub fn new(functions: Functions, properties: Arc<Properties>, ledger: Arc<Ledger>) -> Self {
+    pub fn new(
+        functions: Functions,
+        properties: Arc<Properties>,
+        ledger: Arc<Ledger>,
+        waits: Arc<Mutex<Events>>,
+        live: Arc<LiveStreams>,
+    ) -> Self {
         let access = access_of(&properties.reachable_by);
         DriverGpu {
             functions,
             properties,
             ledger,
             access,
-            events: Vec::new(),
+            events: Events::default(),
+            foreign: HashMap::new(),
+            foreign_events: HashMap::new(),
+            beside_default: 0,
             leftovers: Vec::new(),
             capturing: false,
             attending: false,
+            wanted_on: None,
             with_extras: true,
             made: Instant::now(),
             spans: Spans::default(),
             ended: false,
+            waits,
+            live,
         }
     }
 
     /// A counted call in the device's context.
     fn call(&self, call: Call, body: impl FnOnce(&Functions) -> u32) -> u32 {
         let _current = current(&self.functions, self.properties.context);
+        let _relaxed = RelaxedMode::enter(&self.functions);
         self.ledger.call(call, || body(&self.functions))
+    }
+
+    /// Notes that a stream is of another device, whose context this is.
+    pub fn note_foreign(&mut self, stream: StreamKey, context: usize) {
+        self.foreign.insert(stream, context);
+    }
+
+    /// A stream that synchronizes with the legacy default stream, as streams do unless created otherwise.
+    fn beside_default(&mut self) -> Option<usize> {
+        if self.beside_default == 0 {
+            let mut stream: CUstream = ptr::null_mut();
+            let _current = current(&self.functions, self.properties.context);
+            // SAFETY: `stream` outlives the call.
+            if unsafe { (self.functions.cuStreamCreate)(&mut stream, 0) } == 0 {
+                self.beside_default = stream as usize;
+            }
+        }
+        Some(self.beside_default).filter(|stream| *stream != 0)
+    }
+
+    /// Records an event on a stream that exists. `None` where it is being captured.
+    fn record_on(&mut self, stream: usize, foreign: Option<usize>) -> Option<Event> {
+        let context = foreign.unwrap_or(self.properties.context);
+        let functions = self.functions;
+        let _current = current(&functions, context);
+        let is_captured = || is_capturing(&functions, context, stream as u64) != Some(false);
+        if is_captured() {
+            return None;
+        }
+        let mut fresh = Events::default();
+        let events = match foreign {
+            Some(_) => &mut fresh,
+            None => &mut self.events,
+        };
+        let event = events.take(&functions)?;
+        // SAFETY: an event and a stream of this context, both of which exist.
+        let status = self.ledger.call(Call::Record, || unsafe {
+            (functions.cuEventRecord)(event as CUevent, stream as CUstream)
+        });
+        // Where a capture began in between, the event is part of it: to ask it would end the capture.
+        if status != 0 || is_captured() {
+            // SAFETY: an event of ours that nobody waits for.
+            unsafe { (functions.cuEventDestroy_v2)(event as CUevent) };
+            return None;
+        }
+        if let Some(context) = foreign {
+            self.foreign_events.insert(event as Event, context);
+        }
+        Some(event as Event)
+    }
+
+    /// Records an event behind all work of the device.
+    fn record_device(&mut self) -> Option<Event> {
+        let _no_capture = NoCapture::hold()?;
+        let context = self.properties.context;
+        let functions = self.functions;
+        let _current = current(&functions, context);
+        let event = self.events.take(&functions)?;
+        // SAFETY: an event of this context, which was retained.
+        let status = self.ledger.call(Call::RecordDevice, || unsafe {
+            (functions.cuCtxRecordEvent)(context as CUcontext, event as CUevent)
+        });
+        if status != 0 {
+            self.events.0.push(event);
+            return None;
+        }
+        Some(event as Event)
     }
 
     /// Whether chunks can be shared with other processes.
@@ -562,35 +746,38 @@ impl Gpu for DriverGpu {
         self.attending = stream.is_some_and(|stream| {
             is_capturing(&self.functions, context, stream.handle) != Some(false)
         });
+        self.wanted_on = stream;
     }
 
-    fn record(&mut self) -> Option<Event> {
-        if !self.may_wait() {
+    fn record(&mut self, stream: StreamKey) -> Option<Event> {
+        if !self.may_wait() || stream == UNORDERED {
             return None;
         }
-        let context = self.properties.context;
-        let _current = current(&self.functions, context);
-        let event = match self.events.pop() {
-            Some(event) => event,
-            None => {
-                let mut event: CUevent = ptr::null_mut();
-                let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-                // SAFETY: `event` outlives the call.
-                if unsafe { (self.functions.cuEventCreate)(&mut event, flags) } != 0 {
-                    return None;
-                }
-                event as usize
+        if stream == ALL_STREAMS {
+            return self.record_device();
+        }
+        match stream.handle {
+            0 => {
+                let beside = self.beside_default()?;
+                self.record_on(beside, None)
             }
-        };
-        // SAFETY: an event of this context, which was retained.
-        let status = self.ledger.call(Call::Record, || unsafe {
-            (self.functions.cuCtxRecordEvent)(context as CUcontext, event as CUevent)
-        });
-        if status != 0 {
-            self.events.push(event);
-            return None;
+            PER_THREAD if stream.id == thread_number() => self.record_on(PER_THREAD as usize, None),
+            PER_THREAD => None,
+            handle => {
+                let foreign = self.foreign.get(&stream).copied();
+                match self.wanted_on == Some(stream) {
+                    true => self.record_on(handle as usize, foreign),
+                    false => {
+                        let live = self.live.clone();
+                        let mut record = || self.record_on(handle as usize, foreign);
+                        let recorded = live.with(stream, &mut record);
+                        let recorded =
+                            recorded.or_else(|| LiveStreams::created().with(stream, record));
+                        recorded.flatten()
+                    }
+                }
+            }
         }
-        Some(event as Event)
     }
 
     fn passed(&mut self, event: Event) -> bool {
@@ -603,29 +790,38 @@ impl Gpu for DriverGpu {
         }) == 0
     }
 
-    fn wait(&mut self, event: Event) -> bool {
-        if !self.may_wait() {
-            return false;
-        }
-        // SAFETY: an event of ours that was recorded.
-        self.call(Call::Synchronize, |f| unsafe {
-            (f.cuEventSynchronize)(event as usize as CUevent)
-        }) == 0
-    }
-
     fn order(&mut self, event: Event, stream: StreamKey) -> bool {
         // No one stream's wait holds up all that may use memory of no stream's.
         if stream == UNORDERED || !self.may_wait() {
             return false;
         }
+        let no_capture = NoCapture::hold();
+        if no_capture.is_none() && !capture::are_unseen() {
+            return false;
+        }
+        let handle = match stream.handle {
+            0 => self.beside_default().map(|it| it as u64),
+            handle => Some(handle),
+        };
+        let Some(handle) = handle else { return false };
+        let context = self.properties.context;
+        if is_capturing(&self.functions, context, handle) != Some(false) {
+            return false;
+        }
         // SAFETY: an event of ours that was recorded, and a stream that the program passed just now.
         self.call(Call::Order, |f| unsafe {
-            (f.cuStreamWaitEvent)(stream.handle as CUstream, event as usize as CUevent, 0)
+            (f.cuStreamWaitEvent)(handle as CUstream, event as usize as CUevent, 0)
         }) == 0
     }
 
     fn forget(&mut self, event: Event) {
-        self.events.push(event as usize);
+        match self.foreign_events.remove(&event) {
+            // SAFETY: an event of ours that nothing asks any more.
+            Some(_) => unsafe {
+                (self.functions.cuEventDestroy_v2)(event as usize as CUevent);
+            },
+            None => self.events.0.push(event as usize),
+        }
     }
 
     fn may_wait(&self) -> bool {
@@ -639,19 +835,30 @@ impl Gpu for DriverGpu {
         if self.ended {
             return true;
         }
-        // SAFETY: no arguments.
-        self.call(Call::Synchronize, |f| unsafe { (f.cuCtxSynchronize)() }) == 0
+        let context = self.properties.context;
+        let waited = self.ledger.call(Call::Synchronize, || {
+            let waited = synchronize(&self.functions, context, &self.waits);
+            waited.unwrap_or_else(|| synchronize_in_capture(&self.functions, context, false))
+        });
+        let foreign: HashSet<usize> = self.foreign.drain().map(|(_, context)| context).collect();
+        for context in foreign {
+            synchronize_in_capture(&self.functions, context, false);
+        }
+        waited == 0
     }
 }
 
 impl DriverGpu {
-    /// Lets go of the events that are kept to be used again. They belong to a context, and go with it
-    /// where it has `ended`.
+    /// Lets go of the events that are kept to be used again, and of the stream beside the default one. They
+    /// belong to a context, and go with it where it has `ended`.
     pub fn drop_events(&mut self, ended: bool) {
         let _current = current(&self.functions, self.properties.context);
-        for event in self.events.drain(..).filter(|_| !ended) {
-            // SAFETY: events of ours that nothing waits for, in a context that lives.
-            unsafe { (self.functions.cuEventDestroy_v2)(event as CUevent) };
+        self.events.drop_all(&self.functions, ended);
+        self.waits.lock().drop_all(&self.functions, ended);
+        let stream = std::mem::take(&mut self.beside_default);
+        if stream != 0 && !ended {
+            // SAFETY: a stream of ours, in a context that lives.
+            unsafe { (self.functions.cuStreamDestroy_v2)(stream as CUstream) };
         }
     }
 }

@@ -16,6 +16,7 @@ mod lasting;
 mod ledger;
 pub mod lifecycle;
 pub mod likely;
+pub mod live_streams;
 mod lock;
 pub mod message;
 mod registry;

@@ -437,11 +437,13 @@ impl Shelf {
     /// Gives what lies here back to the pool.
     pub fn clear<G: Gpu>(&mut self, pool: &mut Pool<G>) {
         self.recycled.tell(pool);
-        for track in &self.lying[..self.length] {
-            let item = &mut self.tracked[usize::from(*track)];
-            // The pool handed it out and has not had it back, so it knows it.
-            let _ = pool.free(std::mem::take(&mut item.address));
-        }
+        pool.free_late(|pool| {
+            for track in &self.lying[..self.length] {
+                let item = &mut self.tracked[usize::from(*track)];
+                // The pool handed it out and has not had it back, so it knows it.
+                let _ = pool.free(std::mem::take(&mut item.address));
+            }
+        });
         self.length = 0;
     }
 

@@ -74,10 +74,7 @@ impl Device {
     /// No stream is captured any more, or nothing is to be made of it.
     pub(super) fn forget_branches(state: &mut State) {
         state.branches.forget();
-        state.elsewhere.retain(|_, it| {
-            it.users = None;
-            !it.contexts.is_empty()
-        });
+        state.users.clear();
     }
 
     /// Notes that a stream uses a block, in the pool and, where it is of a capture, here.
@@ -102,18 +99,14 @@ impl Device {
         let here = front.map(|front| front.capture);
         if first && let Some(capture) = here {
             let streams = Vec::new();
-            let users = Users { capture, streams };
-            state.elsewhere.entry(address).or_default().users = Some(users);
+            state.users.insert(address, Users { capture, streams });
         }
-        let Some(known) = state.elsewhere.get_mut(&address) else {
-            return;
-        };
-        // A use outside the capture is no node of its graph.
-        known.users.take_if(|users| here != Some(users.capture));
-        if let Some(users) = &mut known.users
-            && !users.streams.contains(&stream)
-        {
-            users.streams.push(stream);
+        match state.users.get_mut(&address) {
+            Some(users) if here == Some(users.capture) && users.streams.contains(&stream) => {}
+            Some(users) if here == Some(users.capture) => users.streams.push(stream),
+            // A use outside the capture is no node of its graph.
+            Some(_) => drop(state.users.remove(&address)),
+            None => {}
         }
     }
 
@@ -128,7 +121,7 @@ impl Device {
                 _ => return,
             }
         }
-        if let Some(name) = state.pool.last_pending() {
+        if let Some(name) = state.pool.last_deferred() {
             state.branches.freed.push(Freed {
                 name,
                 capture: users.capture,

@@ -3,9 +3,10 @@
 
 use super::later::Aside;
 use super::{Device, OutOfMemory, Routes, State, UnknownPointer};
-use crate::core::{Found, Gpu, StreamKey, UNORDERED};
+use crate::core::{ALL_STREAMS, Found, Gpu, StreamKey, UNORDERED};
 use crate::runtime::capture;
-use crate::runtime::gpu::synchronize;
+use crate::runtime::gpu::{synchronize, synchronize_in_capture};
+use crate::runtime::live_streams::LiveStreams;
 use crate::runtime::sharing;
 use crate::runtime::shelf::Owner;
 
@@ -133,7 +134,6 @@ impl Device {
         if !self.forget(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
-        self.wait_for_others(&mut state, address);
         let State { later, pool, .. } = &mut *state;
         match later.put(Aside { address, live }, pool) {
             true => Ok(()),
@@ -146,17 +146,11 @@ impl Device {
     pub fn free_later(&self, address: u64) -> Result<(), UnknownPointer> {
         let mut state = self.state.lock();
         let live = state.pool.look_up(address).ok_or(UnknownPointer)?;
-        let owner = state.pool.owner_of(&live);
-        // Any other than the owner makes the block wait.
-        let other = StreamKey {
-            handle: owner.handle,
-            id: !owner.id,
-        };
         if state.is_aside(&live) || !self.forget(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
-        self.wait_for_others(&mut state, address);
-        let shared = state.pool.record_use(address, other);
+        state.users.remove(&address);
+        let shared = state.pool.record_use(address, ALL_STREAMS);
         shared
             .and_then(|()| state.pool.free(address).map(drop))
             .map_err(|_| UnknownPointer)
@@ -272,14 +266,16 @@ impl Device {
     }
 
     /// Waits for all work of the device, on every stream. The driver's status, 0 for success. Threads
-    /// that wait at the same time share the driver's wait, but not while a stream is being captured:
-    /// then the answer depends on who asks.
+    /// that wait at the same time share the driver's wait. While a stream is being captured the answer
+    /// depends on who asks, as that of the driver's own `cuMemFree` does.
     #[inline]
     pub fn synchronize(&self) -> u32 {
-        let wait = || synchronize(&self.functions, self.properties.context);
+        let context = self.properties.context;
+        let wait = || synchronize(&self.functions, context, &self.wait_events);
+        let captured = || synchronize_in_capture(&self.functions, context, true);
         match capture::is_on() {
-            false => self.waits.0.wait(wait),
-            true => wait(),
+            false => self.waits.0.wait(|| wait().unwrap_or_else(captured)),
+            true => captured(),
         }
     }
 
@@ -294,6 +290,8 @@ impl Device {
         let mut state = self.state.lock();
         // No stream outlives its context.
         self.lasting.forget_all();
+        self.live_streams.clear();
+        LiveStreams::created().clear();
         take_back(&mut state);
         let blocks: Vec<Found> = state.pool.blocks_in_use().collect();
         for block in blocks {
@@ -307,7 +305,7 @@ impl Device {
                 }
             }
         }
-        state.elsewhere.clear();
+        state.users.clear();
         state.pool.gpu_mut().ended = ended;
         Device::free_all_uncached(&mut state);
         // What the driver refuses once is asked again.

@@ -6,7 +6,7 @@
 //! in use meanwhile, and marked as shared.
 
 use super::magazine::{BATCH, Holders};
-use crate::core::{Class, Event, Gpu, Live, Pool, block_size};
+use crate::core::{ALL_STREAMS, Class, Event, Gpu, Live, Pool, block_size};
 use crate::runtime::gpu::DriverGpu;
 use crate::runtime::shelf::spread;
 use std::collections::{HashMap, VecDeque};
@@ -98,7 +98,7 @@ impl Later {
         self.open.bytes += block.size();
         self.open.blocks.push(block);
         let full = self.open.blocks.len() >= BATCH || self.open.bytes >= self.limit / 2;
-        if full && let Some(event) = pool.gpu_mut().record() {
+        if full && let Some(event) = pool.gpu_mut().record(ALL_STREAMS) {
             let batch = std::mem::take(&mut self.open);
             self.waiting.push_back((event, batch));
         }

@@ -14,7 +14,7 @@
 //! and cease to be under both.
 
 use super::later::{Aside, Later};
-use crate::core::{Event, Gpu, Live, Pool};
+use crate::core::{ALL_STREAMS, Event, Gpu, Live, Pool};
 use crate::runtime::gpu::DriverGpu;
 use crate::runtime::lock::{Apart, Guard, Lock};
 use crate::runtime::shelf::{Recycled, spread};
@@ -289,7 +289,7 @@ impl Magazine {
         }
         // A single batch always has room: blocks of very different sizes may make it too large by one.
         let room = self.waiting.is_empty() || self.waiting_bytes + self.open.bytes <= share;
-        match room.then(|| pool.gpu_mut().record()).flatten() {
+        match room.then(|| pool.gpu_mut().record(ALL_STREAMS)).flatten() {
             Some(event) => {
                 let spare = self.spare.pop().unwrap_or_default();
                 let batch = std::mem::replace(&mut self.open, spare);

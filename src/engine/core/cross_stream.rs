@@ -1,0 +1,190 @@
+//! Cross-stream reuse: memory from another stream before its work is done. The stream that wants it is made
+//! to wait on the GPU for the stream that freed it. Nothing waits on the host.
+//!
+//! CUDA's own pools do the same (`CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES`, on unless turned
+//! off). What is waited for is an event recorded when the memory was freed, on the streams that used it:
+//! a wait that covered anything submitted later might never end, as the later work may itself wait for what
+//! the waiting stream has yet to do. Where there is no such event, memory grows instead.
+
+use super::SMALL;
+use super::block::{BlockId, NONE, State};
+use super::deferred_free::Deferred;
+use super::gpu::Gpu;
+use super::group::SHARED;
+use super::pool::Pool;
+
+/// How many free blocks of a stream are looked at for one that another stream can have.
+const LOOKED_AT: usize = 16;
+
+/// A part of a free block that another stream can have.
+struct Reusable {
+    block: BlockId,
+    start: u64,
+    /// Behind the other stream's work up to this free.
+    epoch: u64,
+}
+
+impl<G: Gpu> Pool<G> {
+    /// A free block of at least `size` bytes that the stream may use behind a wait: another stream's, or one
+    /// that was freed while others used it.
+    pub(super) fn reuse_across_streams(&mut self, size: u64, slot: u16) -> Option<BlockId> {
+        // A captured graph's streams are nobody's to hold up.
+        if !self.policy.waits || self.slots.get(slot).group != SHARED {
+            return None;
+        }
+        let block = self.take_free(size, slot);
+        let block = block.or_else(|| self.take_deferred(size, slot));
+        self.counters.hits += u64::from(block.is_some());
+        block
+    }
+
+    /// Memory that other streams have not done with is wanted: from now on large frees get events that could
+    /// be waited for.
+    pub(super) fn want_exact(&mut self, slot: u16) {
+        let worth = |bytes: u64| bytes >= self.granularity.max(1);
+        let is_worth = |id: BlockId| id != NONE && worth(self.blocks[id].size);
+        let wanted = self.policy.waits
+            && self.slots.get(slot).group == SHARED
+            && (self.deferred.iter().any(|it| is_worth(it.block))
+                || self
+                    .slots
+                    .beside(slot)
+                    .any(|(_, it)| is_worth(it.bins.largest(&self.blocks))));
+        if wanted {
+            self.epochs.want_exact();
+            self.groups[SHARED as usize].watched = true;
+        }
+    }
+
+    /// Whether a block of this size is to be freed at once, and not by a stream cache later: an event of its
+    /// own tells others when it was.
+    #[inline]
+    pub fn frees_at_once(&self, size: u64) -> bool {
+        size >= SMALL && self.groups[SHARED as usize].watched
+    }
+
+    /// The stream's work from now on runs after that of another one up to a free. False where it cannot be
+    /// made to.
+    pub(super) fn follow(&mut self, slot: u16, other: u16, epoch: u64) -> bool {
+        let (key, other) = (self.slots.get(slot).key, self.slots.get(other).key);
+        self.epochs.follow(key, other, epoch, &mut self.gpu)
+    }
+
+    /// The epoch of the other stream's after which this one may have a range of a free block; None where
+    /// that cannot be told.
+    pub(super) fn reusable_after(
+        &self,
+        block: BlockId,
+        range: (u64, u64),
+        slot: u16,
+    ) -> Option<u64> {
+        let (key, block) = (self.slots.get(slot).key, self.blocks[block]);
+        let owner = self.slots.get(block.slot);
+        let followable = |epoch: &u64| self.epochs.can_follow(key, owner.key, *epoch);
+        // Freed in one piece: it has one event, if any.
+        Some(block.detail)
+            .filter(|epoch| epoch & 1 == 0 && followable(epoch))
+            .or_else(|| {
+                let last = self.epochs.last_free(owner.key, range, owner.freed);
+                last.filter(followable)
+            })
+    }
+
+    /// What another stream's memory that this one has taken is called: freed by this one just now.
+    pub(super) fn take_over(&mut self, slot: u16) -> u64 {
+        let epoch = self.epochs.tick(0);
+        self.slots.get_mut(slot).freed = epoch;
+        epoch
+    }
+
+    /// The best fit among the free blocks of the arena's other streams. What is left of it stays theirs.
+    fn take_free(&mut self, size: u64, slot: u16) -> Option<BlockId> {
+        let found = self.slots.beside(slot).filter_map(|(_, it)| {
+            let mut fitting = it.bins.ascending(&self.blocks, size).take(LOOKED_AT);
+            fitting.find_map(|id| self.reusable_part(id, size, slot))
+        });
+        let found = found.min_by_key(|it| {
+            let block = &self.blocks[it.block];
+            (block.size, block.address)
+        })?;
+        let Reusable {
+            block,
+            start,
+            epoch,
+        } = found;
+        let other = self.blocks[block].slot;
+        self.follow(slot, other, epoch)
+            .then(|| self.cut_out(block, start, size))
+    }
+
+    /// Where in another stream's free block this stream can have `size` bytes, after the earliest free there
+    /// is.
+    fn reusable_part(&self, id: BlockId, size: u64, slot: u16) -> Option<Reusable> {
+        let block = self.blocks[id];
+        let key = self.slots.get(block.slot).key;
+        let (first, last) = (block.address, block.end() - size);
+        let edges = self.epochs.edges(key, (block.address, block.end()));
+        let beside = edges.iter().flat_map(|at| [*at, at.saturating_sub(size)]);
+        let starts = [first, last].into_iter().chain(beside);
+        starts
+            .filter(|start| (first..=last).contains(start))
+            .filter_map(|start| {
+                let epoch = self.reusable_after(id, (start, start + size), slot)?;
+                Some(Reusable {
+                    block: id,
+                    start,
+                    epoch,
+                })
+            })
+            .min_by_key(|it| (it.epoch, it.start))
+    }
+
+    /// Makes a part of a free block one of its own, of the same stream.
+    fn cut_out(&mut self, id: BlockId, start: u64, size: u64) -> BlockId {
+        let block = self.blocks[id];
+        self.slots.get_mut(block.slot).remove(&mut self.blocks, id);
+        self.counters.hole_removed(block.size);
+        if start > block.address {
+            let before = start - block.address;
+            let front = self.blocks.split_front(id, before, block.slot, State::Free);
+            self.put_back(front, block.detail);
+        }
+        let mut part = id;
+        if self.blocks[id].size > size {
+            part = self.blocks.split_front(id, size, block.slot, State::Free);
+            self.put_back(id, block.detail);
+        }
+        self.put_back(part, block.detail);
+        part
+    }
+
+    /// The smallest block that was freed while other streams used it, behind waits for each of them.
+    fn take_deferred(&mut self, size: u64, slot: u16) -> Option<BlockId> {
+        let key = self.slots.get(slot).key;
+        let can_follow = |it: &Deferred| {
+            let owner = self.slots.get(self.blocks[it.block].slot);
+            let mut streams = it.uses.iter().chain([&owner.key]);
+            owner.group == SHARED
+                && self.blocks[it.block].size >= size
+                && streams.all(|other| {
+                    *other == key || self.epochs.can_follow(key, *other, it.epoch)
+                })
+        };
+        let fitting = self.deferred.iter().enumerate();
+        let fitting = fitting.filter(|(_, it)| can_follow(it));
+        let (at, _) = fitting.min_by_key(|(_, it)| self.blocks[it.block].size)?;
+        let Deferred { block, epoch, uses } = &self.deferred[at];
+        let (block, epoch) = (*block, *epoch);
+        let owner = self.slots.get(self.blocks[block].slot).key;
+        for other in uses.iter().chain([&owner]).filter(|other| **other != key) {
+            if !self.epochs.follow(key, *other, epoch, &mut self.gpu) {
+                return None;
+            }
+        }
+        self.deferred.remove(at);
+        self.complete(block);
+        let epoch = self.take_over(slot);
+        self.retire_to(block, slot, epoch);
+        Some(self.fit(size, slot)).filter(|id| *id != NONE)
+    }
+}

@@ -1,0 +1,319 @@
+//! Deferred frees: blocks that other streams still use when they are freed, event polling, and synchronizing
+//! with the device.
+
+use super::block::{BlockId, NONE, State};
+use super::gpu::Gpu;
+use super::group::GroupId;
+use super::journal::Happening;
+use super::pool::{Pool, Unknown};
+use super::stream::{ALL_STREAMS, Slot, StreamKey, UNORDERED};
+use std::collections::HashSet;
+
+/// How often a miss asks for an event that it has just recorded: on an idle device it takes a few
+/// microseconds to pass, which is less than any other way to memory.
+const POLLS: usize = 12;
+
+/// A block that was freed while other streams may still use it.
+pub(super) struct Deferred {
+    pub block: BlockId,
+    /// The epoch of the free.
+    pub epoch: u64,
+    pub uses: Vec<StreamKey>,
+}
+
+impl<G: Gpu> Pool<G> {
+    /// Notes that another stream uses the block, so that freeing it waits for that stream's work too;
+    /// for [`ALL_STREAMS`] for the whole device's.
+    pub fn record_use(&mut self, address: u64, stream: StreamKey) -> Result<(), Unknown> {
+        let id = self.table.get(&self.blocks, address);
+        if id == NONE {
+            return Err(Unknown);
+        }
+        if self.slots.get(self.blocks[id].slot).key != stream {
+            self.blocks[id].shared = true;
+            let uses = self.uses.entry(id).or_default();
+            if !uses.contains(&stream) {
+                uses.push(stream);
+            }
+        }
+        Ok(())
+    }
+
+    /// The stream that is recorded is another device's.
+    pub fn note_foreign(&mut self, stream: StreamKey) {
+        self.epochs.note_foreign(stream);
+    }
+
+    /// A freed block that other streams were recorded on is deferred until their work up to now is done.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn defer(&mut self, id: BlockId) {
+        let block = self.blocks[id];
+        self.blocks[id].state = State::Pending;
+        self.counters.deferred(block.size, block.detail);
+        let epoch = self.epochs.tick(block.size);
+        if self.deferred.is_empty() {
+            self.looks = 0;
+        }
+        self.epochs.set_deferred(true);
+        // Whom nobody named may be anyone.
+        let uses = self.uses.remove(&id).unwrap_or_else(|| vec![ALL_STREAMS]);
+        for stream in &uses {
+            self.epochs.note_free(*stream, (0, 0), true, &mut self.gpu);
+        }
+        let slot = self.slots.get_mut(block.slot);
+        let before = std::mem::replace(&mut slot.freed, epoch);
+        if self.groups[slot.group as usize].watched {
+            self.note_free(id, before);
+        }
+        self.deferred.push(Deferred {
+            block: id,
+            epoch,
+            uses,
+        });
+    }
+
+    /// What the block is called that was deferred last, as long as it is.
+    pub fn last_deferred(&self) -> Option<u64> {
+        self.deferred.last().map(|it| it.epoch)
+    }
+
+    /// What its own stream does from now on comes after all that other streams do with a deferred block, by
+    /// this name: that stream has it again. Nothing where it is deferred no more.
+    pub fn rejoin(&mut self, name: u64) {
+        // No two frees have the same epoch, and they are in its order.
+        let found = self.deferred.binary_search_by_key(&name, |it| it.epoch);
+        if let Ok(at) = found {
+            let block = self.deferred.remove(at).block;
+            let slot = self.blocks[block].slot;
+            self.complete(block);
+            let epoch = self.take_over(slot);
+            self.retire_to(block, slot, epoch);
+        }
+    }
+
+    /// A stream is about to be destroyed: an event is recorded behind all that it was given.
+    pub fn forget_stream(&mut self, stream: StreamKey) {
+        let slots = self.slots.iter().filter(|(_, it)| it.key == stream);
+        if let Some(freed) = slots.map(|(_, it)| it.freed).max() {
+            self.gpu.attend(Some(stream));
+            self.epochs.cover(stream, freed, &mut self.gpu);
+            self.gpu.attend(None);
+        }
+    }
+
+    /// Whether the slot's stream has done what it had been given by a free of this epoch.
+    pub(super) fn is_completed(&self, slot: u16, epoch: u64) -> bool {
+        epoch <= self.epochs.completed(self.slots.get(slot).key)
+    }
+
+    /// Looks at the events under way, and lets go what they held up. True if any hole changed
+    /// hands or any block came free.
+    pub(super) fn advance(&mut self, slot: u16) -> bool {
+        if self.deferred.is_empty() && self.slots.streams() < 2 {
+            return false;
+        }
+        let least = self.granularity;
+        let is_worth = |it: &Slot| {
+            let largest = it.bins.largest(&self.blocks);
+            largest != NONE && self.blocks[largest].size >= least
+        };
+        let others = self.slots.beside(slot).filter(|(_, it)| is_worth(it));
+        let others: Vec<(StreamKey, u64)> = others.map(|(_, it)| (it.key, it.freed)).collect();
+        for (key, freed) in &others {
+            self.epochs.cover(*key, *freed, &mut self.gpu);
+        }
+        self.epochs.cover_wanted(&mut self.gpu);
+        self.epochs.poll(&mut self.gpu);
+        for _ in 0..POLLS {
+            let epochs = &mut self.epochs;
+            let done = |(key, _): &(StreamKey, u64)| epochs.is_done(*key);
+            let Some((key, _)) = others.iter().find(|it| !done(it)) else {
+                break;
+            };
+            epochs.poll_stream(*key, &mut self.gpu);
+        }
+        self.let_go()
+    }
+
+    /// Has events cover all that was freed in a group.
+    pub(super) fn cover_all(&mut self, group: GroupId) {
+        let slots = self.slots.iter().filter(|(at, it)| {
+            it.group == group && *at != it.idle && it.key != UNORDERED && it.holds_free()
+        });
+        let slots: Vec<(StreamKey, u64)> = slots.map(|(_, it)| (it.key, it.freed)).collect();
+        for (key, freed) in slots {
+            self.epochs.cover(key, freed, &mut self.gpu);
+        }
+        self.epochs.cover_wanted(&mut self.gpu);
+    }
+
+    /// Has an event cover the work that uses the newest of a group's old mappings.
+    pub(super) fn cover_stale(&mut self, group: GroupId) {
+        let newest = self.groups[group as usize].chunks.stale.back();
+        if let Some((stream, until)) = newest.map(|it| (it.stream, it.until)) {
+            self.epochs.cover(stream, until, &mut self.gpu);
+        }
+    }
+
+    /// With memory of several streams, or deferred blocks, one event for each 16th of the memory freed, and
+    /// at least a chunk of it, lets others have it soon.
+    ///
+    /// True if a block came free that was deferred: another hole may be the best now.
+    #[inline(always)]
+    pub(super) fn poll_now_and_then(&mut self, by: u16, reserved: u64) -> bool {
+        let least = (reserved / 16).max(self.granularity);
+        self.epochs.unmarked > least && self.look(by, least)
+    }
+
+    /// While blocks are deferred, also at every allocation whose number is a power of two, counted from when
+    /// the first of them was freed, or one came free. That is a question a block where the device keeps up,
+    /// and a few questions in all where it is far behind.
+    #[cold]
+    #[inline(never)]
+    fn look(&mut self, by: u16, least: u64) -> bool {
+        let deferred = !self.deferred.is_empty();
+        self.epochs.set_deferred(deferred);
+        self.looks += u64::from(deferred);
+        let due = deferred && self.looks.is_power_of_two() && self.gpu.may_wait();
+        let much = self.epochs.has_unmarked(least);
+        let asked = self.epochs.asked();
+        let wanted = asked || much && (deferred || self.slots.several_hold());
+        if !(wanted || due) {
+            if much {
+                self.epochs.count_anew();
+            }
+            return false;
+        }
+        let slot = self.slots.get(by);
+        let (key, group, freed) = (slot.key, slot.group, slot.freed);
+        self.gpu.attend(Some(key));
+        match wanted {
+            true => self.epochs.poll(&mut self.gpu),
+            false => {
+                let uses = self.deferred.iter().flat_map(|it| &it.uses);
+                let uses: HashSet<StreamKey> = uses.copied().collect();
+                for stream in uses {
+                    self.epochs.poll_stream(stream, &mut self.gpu);
+                }
+            }
+        }
+        let came = due && self.let_deferred_go();
+        if came {
+            // It keeps up: so the count begins anew, or where some block is always deferred it would never
+            // end.
+            self.looks = 0;
+        }
+        if asked {
+            self.cover_all(group);
+        }
+        if wanted && (key == UNORDERED || self.epochs.cover(key, freed, &mut self.gpu)) {
+            self.epochs.count_anew();
+        }
+        if due {
+            self.epochs.cover_wanted(&mut self.gpu);
+        }
+        self.gpu.attend(None);
+        came
+    }
+
+    /// What streams have done, whoever found that out, becomes free or idle. True if there was any.
+    pub(super) fn let_go(&mut self) -> bool {
+        if !self.epochs.take_advanced() {
+            return false;
+        }
+        self.epochs.forget_done();
+        let mut changed = self.let_deferred_go();
+        let slots = self
+            .slots
+            .streams_mut()
+            .filter(|(_, it)| !it.bins.is_empty());
+        let slots: Vec<u16> = slots.map(|(slot, _)| slot).collect();
+        for slot in slots {
+            changed |= self.release_completed(slot);
+        }
+        changed
+    }
+
+    /// Deferred blocks that no stream uses any more become free. True if there were any.
+    fn let_deferred_go(&mut self) -> bool {
+        let mut done = Vec::new();
+        let epochs = &self.epochs;
+        self.deferred.retain(|it| {
+            let over = it.uses.iter().all(|use_| it.epoch <= epochs.completed(*use_));
+            if over {
+                done.push((it.block, it.epoch));
+            }
+            !over
+        });
+        for (block, epoch) in &done {
+            self.complete(*block);
+            let slot = self.blocks[*block].slot;
+            match self.is_completed(slot, *epoch) {
+                true => self.retire_to(*block, self.slots.get(slot).idle, 0),
+                false => self.retire_to(*block, slot, *epoch),
+            }
+        }
+        !done.is_empty()
+    }
+
+    /// A block that was freed waits for no other stream any more; it is to become a hole.
+    pub(super) fn complete(&mut self, id: BlockId) {
+        let block = self.blocks[id];
+        self.counters.let_go(block.size, block.detail);
+        self.journal.note(Happening::Completed {
+            address: block.address,
+            size: block.detail,
+            stream: self.slots.get(block.slot).key.handle,
+        });
+    }
+
+    /// A slot's holes whose work is done become idle. True if there were any.
+    fn release_completed(&mut self, slot: u16) -> bool {
+        let completed = self.epochs.completed(self.slots.get(slot).key);
+        self.release(slot, completed)
+    }
+
+    /// What no stream orders is idle as it is, and becomes anybody's.
+    fn release_unordered(&mut self) {
+        let slots = self.slots.iter().filter(|(_, it)| it.key == UNORDERED);
+        let slots: Vec<u16> = slots.map(|(slot, _)| slot).collect();
+        for slot in slots {
+            self.release(slot, u64::MAX);
+        }
+    }
+
+    /// A slot's holes that were freed up to some epoch become idle. True if there were any.
+    fn release(&mut self, slot: u16, completed: u64) -> bool {
+        let mut changed = false;
+        self.slots.get_mut(slot).keep_order(&mut self.blocks);
+        loop {
+            let it = self.slots.get_mut(slot);
+            let Some(id) = it.oldest().filter(|id| self.blocks[*id].detail <= completed) else {
+                it.forget_order();
+                return changed;
+            };
+            it.remove(&mut self.blocks, id);
+            let idle = it.idle;
+            self.counters.hole_removed(self.blocks[id].size);
+            self.add_hole(id, idle, 0);
+            changed = true;
+        }
+    }
+
+    /// Waits until everything that was freed is idle. False where waiting is not possible.
+    pub fn settle(&mut self) -> bool {
+        self.release_unordered();
+        let is_idle = |(slot, it): (u16, &Slot)| slot == it.idle || it.bins.is_empty();
+        if self.deferred.is_empty() && self.slots.iter().all(is_idle) {
+            return true;
+        }
+        self.counters.syncs += 1;
+        if !self.gpu.synchronize() {
+            return false;
+        }
+        self.epochs.settle(&mut self.gpu);
+        self.let_go();
+        true
+    }
+}

@@ -1,0 +1,409 @@
+//! Epochs: how far each stream's work has got, counted in frees.
+//!
+//! Each free ends an epoch of its device. An event recorded on a stream at that very free covers all work
+//! that the stream had been given by then, and nothing later: others may be made to wait for it. An event
+//! recorded at any other time covers later work too, and only tells that memory is idle. Where a stream
+//! cannot be recorded on (it may be gone), an event of the whole device takes its place, which nobody waits
+//! for either.
+//!
+//! Epochs are even numbers. An odd one stands for all up to the even one before it: an event of no free in
+//! particular, or free memory that was joined from several.
+
+use super::gpu::{Event, Gpu};
+use super::stream::{ALL_STREAMS, StreamKey};
+use std::collections::{HashMap, HashSet, VecDeque};
+
+/// How many events may be under way on a device. One so far behind may be running a kernel that never ends.
+const EVENTS: usize = 1024;
+
+/// How many frees of a stream are remembered with their places, those without an event included.
+const FREES: usize = 4096;
+
+/// How many waits put on streams are remembered.
+const FOLLOWED: usize = 1024;
+
+/// For how many frees exact events are recorded after memory was wanted that another stream had not done
+/// with. An event costs more than twice what a free does.
+const WANTED_FOR: u64 = 8192;
+
+/// For how many frees they are recorded before anybody can have wanted any.
+const WANTED_AT_FIRST: u64 = 1024;
+
+/// More bytes than are freed between two events: a request to record, or to be called at every allocation
+/// while blocks are deferred, looks like as many, and costs nothing where nobody makes one.
+const ASKED: u64 = 1 << 62;
+const DEFERRED: u64 = 1 << 63;
+
+/// A free of a stream's that is not known to be done, or an event that covers all before it.
+struct Mark {
+    /// None where it could not be recorded, or was not worth it.
+    event: Option<Event>,
+    epoch: u64,
+    /// The memory that was freed, from its start to its end; empty for an event of no free in particular.
+    start: u64,
+    end: u64,
+}
+
+/// What is known of one stream.
+#[derive(Default)]
+struct Progress {
+    /// In the order of their epochs.
+    marks: VecDeque<Mark>,
+    /// The work before what was freed up to here is done.
+    completed: u64,
+    /// Up to here an event covers what was freed.
+    covered: u64,
+    /// The last free that has no event of its own.
+    wanted: u64,
+}
+
+impl Progress {
+    /// Forgets what is done up to a mark's place.
+    fn complete(&mut self, at: usize, gpu: &mut impl Gpu, events: &mut usize) {
+        self.completed = self.completed.max(self.marks[at].epoch | 1);
+        for event in self.marks.drain(..=at).filter_map(|mark| mark.event) {
+            gpu.forget(event);
+            *events -= 1;
+        }
+    }
+
+    /// Asks the events under way, the oldest first. True if one has passed.
+    fn poll(&mut self, gpu: &mut impl Gpu, events: &mut usize) -> bool {
+        let mut changed = false;
+        while let Some(at) = self.marks.iter().position(|mark| mark.event.is_some())
+            && self.marks[at].event.is_some_and(|event| gpu.passed(event))
+        {
+            self.complete(at, gpu, events);
+            changed = true;
+        }
+        changed
+    }
+}
+
+/// Counts what is freed on a device, and knows how much of it is done.
+pub struct Epochs {
+    /// The epoch of the last free.
+    pub now: u64,
+    /// Bytes freed since the last event, [`ASKED`] if the next allocation is to record and poll, and
+    /// [`DEFERRED`] if blocks are deferred.
+    pub unmarked: u64,
+    /// Bytes freed before those.
+    before: u64,
+    /// Frees of large blocks get an event of their own up to this epoch.
+    exact_until: u64,
+    /// What is freed just now was given back by the program earlier.
+    pub late: bool,
+    streams: HashMap<StreamKey, Progress>,
+    /// Streams of other devices, of which an event of this one tells nothing.
+    foreign: HashSet<StreamKey>,
+    /// Events under way.
+    events: usize,
+    /// Up to which epoch of the second stream the first one's work comes after it.
+    followed: HashMap<(StreamKey, StreamKey), u64>,
+    /// Some stream has got further since it was last asked.
+    advanced: bool,
+}
+
+impl Epochs {
+    pub fn new() -> Self {
+        Epochs {
+            now: 0,
+            unmarked: 0,
+            before: 0,
+            exact_until: 2 * WANTED_AT_FIRST,
+            late: false,
+            streams: HashMap::new(),
+            foreign: HashSet::new(),
+            events: 0,
+            followed: HashMap::new(),
+            advanced: false,
+        }
+    }
+
+    /// Counts a free. Returns its epoch.
+    #[inline]
+    pub fn tick(&mut self, size: u64) -> u64 {
+        self.now += 2;
+        self.unmarked += size;
+        self.now
+    }
+
+    /// Has the next allocation that finds what it wants record and poll, as it does where there are
+    /// several streams: it knows whether its stream is in a capture.
+    pub fn ask(&mut self) {
+        self.unmarked |= ASKED;
+    }
+
+    /// That allocation is here. True if it was asked.
+    pub fn asked(&mut self) -> bool {
+        let asked = self.unmarked & ASKED != 0;
+        self.unmarked &= !ASKED;
+        asked
+    }
+
+    /// Whether more than this many bytes were freed since the last event.
+    pub fn has_unmarked(&self, least: u64) -> bool {
+        self.unmarked & (ASKED - 1) > least
+    }
+
+    /// Bytes freed so far.
+    pub fn freed(&self) -> u64 {
+        self.before + (self.unmarked & (ASKED - 1))
+    }
+
+    /// What is unmarked is counted anew, and of the requests [`DEFERRED`] stays.
+    pub fn count_anew(&mut self) {
+        self.before = self.freed();
+        self.unmarked &= DEFERRED;
+    }
+
+    /// Whether blocks are deferred, for which every allocation is told.
+    pub fn set_deferred(&mut self, deferred: bool) {
+        self.unmarked &= !DEFERRED;
+        self.unmarked |= if deferred { DEFERRED } else { 0 };
+    }
+
+    /// A stream wanted memory that another one has not done with: large frees get events of their own for a
+    /// while, which it could wait for.
+    pub fn want_exact(&mut self) {
+        self.exact_until = self.now + 2 * WANTED_FOR;
+    }
+
+    /// Whether large frees get events of their own.
+    pub fn is_exact(&self) -> bool {
+        self.now < self.exact_until
+    }
+
+    /// The work before what was freed up to here is done, on this stream.
+    pub fn completed(&self, key: StreamKey) -> u64 {
+        self.latest(key, |it| it.completed)
+    }
+
+    /// Whether the stream has no event under way.
+    pub fn is_done(&self, key: StreamKey) -> bool {
+        self.completed(key) >= self.covered(key)
+    }
+
+    fn covered(&self, key: StreamKey) -> u64 {
+        self.latest(key, |it| it.covered)
+    }
+
+    fn latest(&self, key: StreamKey, what: impl Fn(&Progress) -> u64) -> u64 {
+        let of = |key: &StreamKey| self.streams.get(key).map_or(0, &what);
+        match self.foreign.contains(&key) {
+            true => of(&key),
+            false => of(&key).max(of(&ALL_STREAMS)),
+        }
+    }
+
+    /// The stream is another device's.
+    pub fn note_foreign(&mut self, key: StreamKey) {
+        self.foreign.insert(key);
+    }
+
+    /// Notes a free that took place just now, and where: with an event of the stream's own if there can be
+    /// one. False where there is no room for it.
+    pub fn note_free(
+        &mut self,
+        key: StreamKey,
+        (start, end): (u64, u64),
+        event: bool,
+        gpu: &mut impl Gpu,
+    ) -> bool {
+        let event = match event && !self.late && self.events < EVENTS {
+            true => gpu.record(key),
+            false => None,
+        };
+        let epoch = self.now;
+        let progress = self.streams.entry(key).or_default();
+        match event {
+            Some(_) => {
+                self.events += 1;
+                progress.covered = epoch | 1;
+            }
+            None => progress.wanted = epoch,
+        }
+        let room = event.is_some() || progress.marks.len() < FREES;
+        if room {
+            progress.marks.push_back(Mark {
+                event,
+                epoch,
+                start,
+                end,
+            });
+        }
+        room
+    }
+
+    /// Has an event cover the stream's work up to a free, and what was freed without an event of its own:
+    /// one recorded now, on the stream or else on the whole device. False where none can be recorded.
+    pub fn cover(&mut self, key: StreamKey, until: u64, gpu: &mut impl Gpu) -> bool {
+        let wanted = self.streams.get(&key).map_or(0, |it| it.wanted);
+        if self.covered(key) >= until.max(wanted) {
+            return true;
+        }
+        if self.events >= EVENTS {
+            return false;
+        }
+        let recorded = gpu.record(key).map(|event| (key, event));
+        let foreign = self.foreign.contains(&key);
+        let recorded = match recorded {
+            None if !foreign => gpu.record(ALL_STREAMS).map(|event| (ALL_STREAMS, event)),
+            own => own,
+        };
+        let Some((key, event)) = recorded else {
+            return false;
+        };
+        self.events += 1;
+        let epoch = self.now | 1;
+        let progress = self.streams.entry(key).or_default();
+        progress.covered = epoch;
+        progress.marks.push_back(Mark {
+            event: Some(event),
+            epoch,
+            start: 0,
+            end: 0,
+        });
+        true
+    }
+
+    /// The same for every stream that frees without events are known of.
+    pub fn cover_wanted(&mut self, gpu: &mut impl Gpu) {
+        let wanted = self.streams.iter();
+        let wanted = wanted.filter(|(key, it)| it.wanted > self.covered(**key));
+        let wanted: Vec<StreamKey> = wanted.map(|(key, _)| *key).collect();
+        for key in wanted {
+            self.cover(key, 0, gpu);
+        }
+    }
+
+    /// Asks the events under way.
+    pub fn poll(&mut self, gpu: &mut impl Gpu) {
+        if self.events == 0 {
+            return;
+        }
+        for progress in self.streams.values_mut() {
+            self.advanced |= progress.poll(gpu, &mut self.events);
+        }
+    }
+
+    /// Asks those of one stream, and of the whole device.
+    pub fn poll_stream(&mut self, key: StreamKey, gpu: &mut impl Gpu) {
+        for key in [key, ALL_STREAMS] {
+            if let Some(progress) = self.streams.get_mut(&key) {
+                self.advanced |= progress.poll(gpu, &mut self.events);
+            }
+        }
+    }
+
+    /// Whether any stream was found to be further since this was last asked.
+    pub fn take_advanced(&mut self) -> bool {
+        std::mem::take(&mut self.advanced)
+    }
+
+    /// The epoch after which a stream was last given back part of this range, which is free; 0 where it is
+    /// done with all of it. `unplaced` is its last free whose place is not noted. None where not all of the
+    /// work that was submitted by then has an event of its own.
+    pub fn last_free(
+        &self,
+        key: StreamKey,
+        (start, end): (u64, u64),
+        unplaced: u64,
+    ) -> Option<u64> {
+        let completed = self.completed(key);
+        let marks = || {
+            let marks = self.streams.get(&key).into_iter().flat_map(|it| &it.marks);
+            marks.filter(|it| it.epoch > completed && it.start < end && start < it.end)
+        };
+        let mut whole = marks().filter(|it| it.start <= start && end <= it.end);
+        let whole = whole.next_back().map_or(0, |it| it.epoch);
+        if unplaced > completed.max(whole) {
+            return None;
+        }
+        let mut last = marks().filter(|it| it.epoch >= whole);
+        last.try_fold(0, |_, it| it.event.map(|_| it.epoch))
+    }
+
+    /// Where the frees begin and end that lie in a range and are not known to be done.
+    pub fn edges(&self, key: StreamKey, (start, end): (u64, u64)) -> Vec<u64> {
+        let completed = self.completed(key);
+        let marks = self.streams.get(&key).into_iter().flat_map(|it| &it.marks);
+        let inside = marks.filter(|it| it.epoch > completed && it.start < end && start < it.end);
+        inside.flat_map(|it| [it.start, it.end]).collect()
+    }
+
+    /// The stream's work from now on runs after what another one had been given by the free of this epoch.
+    /// False where it cannot be made to.
+    pub fn follow(
+        &mut self,
+        stream: StreamKey,
+        other: StreamKey,
+        epoch: u64,
+        gpu: &mut impl Gpu,
+    ) -> bool {
+        if epoch <= self.completed(other)
+            || self.followed.get(&(stream, other)).is_some_and(|it| *it >= epoch)
+        {
+            return true;
+        }
+        let marks = self.streams.get(&other).map(|it| &it.marks);
+        let exact = marks.and_then(|marks| {
+            let at = marks.partition_point(|mark| mark.epoch < epoch);
+            marks.get(at).filter(|mark| mark.epoch == epoch)?.event
+        });
+        if !exact.is_some_and(|event| gpu.order(event, stream)) {
+            return false;
+        }
+        if self.followed.len() >= FOLLOWED {
+            self.followed.clear();
+        }
+        self.followed.insert((stream, other), epoch);
+        true
+    }
+
+    /// Whether the stream can follow the other one's work up to a free, or need not.
+    pub fn can_follow(&self, stream: StreamKey, other: StreamKey, epoch: u64) -> bool {
+        epoch <= self.completed(other)
+            || self.followed.get(&(stream, other)).is_some_and(|it| *it >= epoch)
+            || self.streams.get(&other).is_some_and(|it| {
+                let at = it.marks.partition_point(|mark| mark.epoch < epoch);
+                let mark = it.marks.get(at);
+                mark.is_some_and(|mark| mark.epoch == epoch && mark.event.is_some())
+            })
+    }
+
+    /// All work on the device is known to be done, and that of other devices' streams that use its memory.
+    pub fn settle(&mut self, gpu: &mut impl Gpu) {
+        self.count_anew();
+        for (_, progress) in self.streams.drain() {
+            progress
+                .marks
+                .into_iter()
+                .filter_map(|mark| mark.event)
+                .for_each(|event| gpu.forget(event));
+        }
+        self.events = 0;
+        self.followed.clear();
+        self.advanced = true;
+        let done = self.now | 1;
+        let all = Progress {
+            completed: done,
+            covered: done,
+            ..Progress::default()
+        };
+        self.streams.insert(ALL_STREAMS, all);
+        // They were waited for as well, and are named again with their next use.
+        self.foreign.clear();
+    }
+
+    /// Forgets streams of which nothing is under way, once there are many.
+    pub fn forget_done(&mut self) {
+        const KEPT: usize = 256;
+        if self.streams.len() > KEPT {
+            let device = self.completed(ALL_STREAMS);
+            self.streams.retain(|key, it| {
+                *key == ALL_STREAMS || !it.marks.is_empty() || it.completed > device || it.wanted > device
+            });
+        }
+    }
+}
