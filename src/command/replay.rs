@@ -248,6 +248,8 @@ impl<'a> Bench<'a> {
         let mut addresses = std::mem::take(&mut self.addresses);
         let device = self.device()?;
         let (events, streams) = (&self.trace.events, &self.streams);
+        // They end after all else.
+        streams.iter().for_each(|stream| device.add_stream(*stream));
         let outcome = match &self.clock {
             None => timed(device, events, streams, &mut addresses, || ()),
             Some(machine) => timed(device, events, streams, &mut addresses, || machine.tick()),
@@ -303,6 +305,9 @@ impl Drop for Bench<'_> {
             device.empty_cache();
         }
         for &stream in self.streams.iter().filter(|stream| **stream != 0) {
+            if let Ok(device) = self.device() {
+                device.remove_stream(stream);
+            }
             // SAFETY: made by `new_stream`, and not used after this.
             unsafe { (functions.cuStreamDestroy_v2)(stream as _) };
         }

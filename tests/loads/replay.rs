@@ -113,6 +113,8 @@ impl Replay {
     /// All streams end but the default one; their work goes on.
     pub fn end_streams(&mut self) {
         for stream in self.streams.drain(1..) {
+            let device = self.allocator.device(0).expect("device 0");
+            device.remove_stream(stream);
             // SAFETY: `make_streams` made it, and it is not used again.
             let status = unsafe { (self.functions.cuStreamDestroy_v2)(stream as _) };
             assert_eq!(status, 0);
@@ -126,6 +128,7 @@ impl Replay {
             // SAFETY: `stream` outlives the call. 1 is CU_STREAM_NON_BLOCKING.
             let status = unsafe { (self.functions.cuStreamCreate)(&mut stream, 1) };
             assert_eq!(status, 0);
+            self.device().add_stream(stream as u64);
             self.streams.push(stream as u64);
         }
     }

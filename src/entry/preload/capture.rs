@@ -2,12 +2,29 @@
 //! node of the graph, or end the capture with the error that the driver gives.
 
 use super::breaks::is_broken;
-use super::{Answer, real};
-use concertina_engine::runtime::capture;
+use super::{Answer, context, real};
+use concertina_engine::runtime::{capture, thread_number};
 use std::sync::{Mutex, PoisonError};
 
-/// Streams, by handle, on which a capture began and has not ended.
-static STREAMS: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+/// Streams on which a capture began and has not ended.
+static STREAMS: Mutex<Vec<Captured>> = Mutex::new(Vec::new());
+
+/// A stream by its handle, and for a per-thread default stream, which all have the same, its thread.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Captured {
+    stream: u64,
+    thread: u64,
+}
+
+impl Captured {
+    fn of(stream: u64) -> Captured {
+        let thread = match stream {
+            context::PER_THREAD => thread_number(),
+            _ => 0,
+        };
+        Captured { stream, thread }
+    }
+}
 
 /// Whether any stream of the process is being captured. One relaxed load.
 #[inline]
@@ -18,21 +35,22 @@ pub fn is_on() -> bool {
 /// Whether this stream (by handle) is being captured.
 pub fn holds(stream: u64) -> bool {
     let streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
-    streams.contains(&stream)
+    streams.contains(&Captured::of(stream))
 }
 
-fn change(change: impl FnOnce(&mut Vec<u64>)) {
-    let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
-    change(&mut streams);
-    if !is_broken("idle") {
-        capture::announce(streams.len());
+/// A program's function that begins a capture on a stream, and answers with the driver's status. It is
+/// announced before the driver begins it, so that no call of ours ends it.
+pub fn begin(stream: u64, begin: impl FnOnce() -> u32) -> Answer {
+    let announced = !is_broken("idle");
+    if announced {
+        capture::begin();
     }
-}
-
-/// The driver was asked to begin a capture, and answered with `status`.
-pub fn begin(stream: u64, status: u32) -> Answer {
-    if status == 0 {
-        change(|streams| streams.push(stream));
+    let status = begin();
+    if status == 0 && announced {
+        let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.push(Captured::of(stream));
+    } else if announced {
+        capture::end();
     }
     Some(status)
 }
@@ -43,15 +61,23 @@ pub fn end(stream: u64, status: u32) -> Answer {
     let mut capturing = 0;
     let asked = real::ask!(cuStreamIsCapturing(stream, &mut capturing));
     if status == 0 || (asked == 0 && capturing == 0) {
-        change(|streams| streams.retain(|it| *it != stream));
+        forget(stream);
     }
     Some(status)
 }
 
 /// A stream that is destroyed takes its capture along.
-pub fn destroy(stream: u64) -> Answer {
+pub fn destroy(stream: u64) {
     if is_on() {
-        change(|streams| streams.retain(|it| *it != stream));
+        forget(stream);
     }
-    None
+}
+
+fn forget(stream: u64) {
+    let captured = Captured::of(stream);
+    let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
+    while let Some(at) = streams.iter().position(|it| *it == captured) {
+        streams.swap_remove(at);
+        capture::end();
+    }
 }

@@ -57,27 +57,27 @@ macro_rules! interposed {
                     real::call!(cuMemSetMemPool(location, kind, pool)));
 
             cuStreamBeginCapture: "cuStreamBeginCapture", 10000, Legacy,
-                (stream: u64) => capture::begin(stream, real::call!(cuStreamBeginCapture(stream)));
+                (stream: u64) => capture::begin(stream, || real::call!(cuStreamBeginCapture(stream)));
             cuStreamBeginCapture_ptsz: "cuStreamBeginCapture", 10000, PerThread,
                 (stream: u64)
                 => capture::begin(ordered::per_thread(stream),
-                    real::call!(cuStreamBeginCapture_ptsz(stream)));
+                    || real::call!(cuStreamBeginCapture_ptsz(stream)));
             cuStreamBeginCapture_v2: "cuStreamBeginCapture", 10010, Legacy,
                 (stream: u64, mode: c_uint)
-                => capture::begin(stream, real::call!(cuStreamBeginCapture_v2(stream, mode)));
+                => capture::begin(stream, || real::call!(cuStreamBeginCapture_v2(stream, mode)));
             cuStreamBeginCapture_v2_ptsz: "cuStreamBeginCapture", 10010, PerThread,
                 (stream: u64, mode: c_uint)
                 => capture::begin(ordered::per_thread(stream),
-                    real::call!(cuStreamBeginCapture_v2_ptsz(stream, mode)));
+                    || real::call!(cuStreamBeginCapture_v2_ptsz(stream, mode)));
             cuStreamBeginCaptureToGraph: "cuStreamBeginCaptureToGraph", 12030, Legacy,
                 (stream: u64, graph: *mut c_void, nodes: *const c_void, edges: *const c_void,
                     count: usize, mode: c_uint)
-                => capture::begin(stream, real::call!(
+                => capture::begin(stream, || real::call!(
                     cuStreamBeginCaptureToGraph(stream, graph, nodes, edges, count, mode)));
             cuStreamBeginCaptureToGraph_ptsz: "cuStreamBeginCaptureToGraph", 12030, PerThread,
                 (stream: u64, graph: *mut c_void, nodes: *const c_void, edges: *const c_void,
                     count: usize, mode: c_uint)
-                => capture::begin(ordered::per_thread(stream), real::call!(
+                => capture::begin(ordered::per_thread(stream), || real::call!(
                     cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode)));
             cuStreamEndCapture: "cuStreamEndCapture", 10000, Legacy,
                 (stream: u64, graph: *mut c_void)
@@ -87,7 +87,14 @@ macro_rules! interposed {
                 => capture::end(ordered::per_thread(stream),
                     real::call!(cuStreamEndCapture_ptsz(stream, graph)));
             cuStreamDestroy_v2: "cuStreamDestroy", 4000, Either,
-                (stream: u64) => capture::destroy(stream);
+                (stream: u64) => stream::destroy(stream);
+            cuStreamCreate: "cuStreamCreate", 2000, Either,
+                (created: *mut u64, flags: c_uint)
+                => stream::create(created, || real::call!(cuStreamCreate(created, flags)));
+            cuStreamCreateWithPriority: "cuStreamCreateWithPriority", 5050, Either,
+                (created: *mut u64, flags: c_uint, priority: c_int)
+                => stream::create(created,
+                    || real::call!(cuStreamCreateWithPriority(created, flags, priority)));
 
             cuMemGetInfo_v2: "cuMemGetInfo", 3020, Either,
                 (free: *mut usize, total: *mut usize) => query::memory_info(free, total);
@@ -227,9 +234,6 @@ macro_rules! retried {
             cuCtxCreate_v4: "cuCtxCreate", 12050, Either, Anywhere,
                 (context: *mut *mut c_void, what: *mut c_void, flags: c_uint, device: c_int);
             cuCtxSetLimit: "cuCtxSetLimit", 3010, Either, Here, (limit: c_uint, value: usize);
-            cuStreamCreate: "cuStreamCreate", 2000, Either, Here, (stream: *mut u64, flags: c_uint);
-            cuStreamCreateWithPriority: "cuStreamCreateWithPriority", 5050, Either, Here,
-                (stream: *mut u64, flags: c_uint, priority: c_int);
 
             cuModuleLoad: "cuModuleLoad", 2000, Either, Here, (module: *mut *mut c_void, file: *const c_char);
             cuModuleLoadData: "cuModuleLoadData", 2000, Either, Here,

@@ -208,7 +208,7 @@ fn free_here(allocator: &Allocator, device: &Device, address: u64) -> Answer {
     let freed = match allocator.settings().free {
         _ if is_broken("wait") => device.free_idle(address),
         Free::Relaxed if is_broken("relaxed") => device.free_idle(address),
-        _ => match device.synchronize() {
+        _ => match device.synchronize_as_free() {
             // What is set aside was freed before.
             0 if is_relaxed() && !device.knows(address) => return None,
             0 => device.free_idle(address),

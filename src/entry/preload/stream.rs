@@ -1,8 +1,10 @@
 //! Which stream a handle means, and its device: handles come back for other streams, numbers do not.
 
 use super::breaks::is_broken;
-use super::{capture, context, real};
-use concertina_engine::runtime::{Device, StreamKey, allocator_in_use};
+use super::memory::OUT_OF_MEMORY;
+use super::{Answer, capture, context, real, room};
+use concertina_engine::runtime::live_streams::LiveStreams;
+use concertina_engine::runtime::{Device, Lasting, StreamKey, allocator_in_use};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A stream, as far as the driver had to be asked for it.
@@ -18,8 +20,46 @@ pub struct Stream {
 /// the lower 8. A number is one stream's for as long as the process lives, and so what is here stays true.
 static DEVICES: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
+/// The driver's numbers of streams whose creation was seen, by handle; 0 once they are destroyed.
+static NUMBERS: Lasting<1024> = Lasting::new();
+
+/// `cuStreamCreate` and its like.
+pub fn create(created: *mut u64, create: impl Fn() -> u32) -> Answer {
+    let mut status = create();
+    if status == OUT_OF_MEMORY
+        && let Some(device) = context::known_device()
+    {
+        status = room::again(device, status, create);
+    }
+    if status == 0 {
+        let mut id = 0;
+        // SAFETY: the driver wrote the stream's handle there.
+        let handle = unsafe { *created };
+        // It is in no capture yet.
+        if real::ask!(cuStreamGetId(handle, &mut id)) == 0 {
+            NUMBERS.keep(handle, id);
+            LiveStreams::created().add(StreamKey { handle, id });
+        }
+    }
+    Some(status)
+}
+
+/// `cuStreamDestroy`, which the driver is asked for next.
+pub fn destroy(stream: u64) -> Answer {
+    if stream > context::PER_THREAD {
+        capture::destroy(stream);
+        let devices = allocator_in_use().into_iter();
+        for device in devices.flat_map(|it| it.open_devices()) {
+            device.remove_stream(stream);
+        }
+        LiveStreams::created().remove(stream);
+        NUMBERS.keep(stream, 0);
+    }
+    None
+}
+
 impl Stream {
-    /// Asks the driver once, or twice for a stream that is not known yet. Where work of the stream's
+    /// Asks the driver nothing of a stream whose creation was seen, but for its context at first. Where work of the stream's
     /// context has failed, or there is no such stream, the status that says so. To ask for the number of
     /// a stream that is being captured would end the capture.
     #[inline]
@@ -36,10 +76,12 @@ impl Stream {
                 device: context::known_or_new(context, handle),
             });
         }
-        let mut number = 0;
-        match real::ask!(cuStreamGetId(handle, &mut number)) {
-            0 => {}
-            status => return Err(status),
+        let mut number = NUMBERS.get(handle).unwrap_or(0);
+        if number == 0 {
+            match real::ask!(cuStreamGetId(handle, &mut number)) {
+                0 => {}
+                status => return Err(status),
+            }
         }
         let place = &DEVICES[number as usize % DEVICES.len()];
         let device = match place.load(Relaxed) {

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::entry::guard::guard;
 use crate::entry::python::{Script, source};
-use concertina_engine::runtime::{Device, message};
+use concertina_engine::runtime::{Device, capture, message};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -94,6 +94,10 @@ pub extern "C" fn concertina_attach() {
 
 /// The library is used for the first time. That may be by PyTorch, and nobody saw how it came to it.
 pub fn attach_unless_done() {
+    if !crate::entry::preload::is_on() && Library::loaded(c"libc10_cuda.so").is_some() {
+        // Other libraries of the process may capture by CUDA's own calls.
+        capture::expect_unseen();
+    }
     attach(false);
 }
 

@@ -265,14 +265,25 @@ impl Device {
         self.ledger.outside()
     }
 
-    /// Waits for all work of the device, on every stream. The driver's status, 0 for success. Threads
-    /// that wait at the same time share the driver's wait. While a stream is being captured the answer
-    /// depends on who asks, as that of the driver's own `cuMemFree` does.
+    /// Waits for all work of the device, on every stream, and breaks no capture. The driver's status, 0 for
+    /// success. Threads that wait at the same time share the driver's wait.
     #[inline]
     pub fn synchronize(&self) -> u32 {
+        self.synchronize_or(false)
+    }
+
+    /// The same, but that while a stream is being captured the answer depends on who asks, as that of the
+    /// driver's own `cuMemFree` does.
+    #[inline]
+    pub fn synchronize_as_free(&self) -> u32 {
+        self.synchronize_or(true)
+    }
+
+    #[inline]
+    fn synchronize_or(&self, as_program: bool) -> u32 {
         let context = self.properties.context;
         let wait = || synchronize(&self.functions, context, &self.wait_events);
-        let captured = || synchronize_in_capture(&self.functions, context, true);
+        let captured = || synchronize_in_capture(&self.functions, context, as_program);
         match capture::is_on() {
             false => self.waits.0.wait(|| wait().unwrap_or_else(captured)),
             true => captured(),
