@@ -38,20 +38,13 @@ impl<G: Gpu> Pool<G> {
         block
     }
 
-    /// Memory that other streams have not done with is wanted: from now on large frees get events that could
-    /// be waited for.
+    /// One of several streams wants memory: from now on large frees get events that could be waited for.
     pub(super) fn want_exact(&mut self, slot: u16) {
-        let worth = |bytes: u64| bytes >= self.granularity.max(1);
-        let is_worth = |id: BlockId| id != NONE && worth(self.blocks[id].size);
-        let wanted = self.policy.waits
+        if self.policy.waits
+            && self.slots.streams() > 1
             && self.slots.get(slot).group == SHARED
-            && (self.deferred.iter().any(|it| is_worth(it.block))
-                || self
-                    .slots
-                    .beside(slot)
-                    .any(|(_, it)| is_worth(it.bins.largest(&self.blocks))));
-        if wanted {
-            self.epochs.want_exact();
+            && self.epochs.want_exact(&self.gpu)
+        {
             self.groups[SHARED as usize].watched = true;
         }
     }

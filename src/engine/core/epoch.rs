@@ -9,6 +9,7 @@
 //! Epochs are even numbers. An odd one stands for all up to the even one before it: an event of no free in
 //! particular, or free memory that was joined from several.
 
+use super::event_budget::EventBudget;
 use super::gpu::{Event, Gpu};
 use super::stream::{ALL_STREAMS, StreamKey};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -22,8 +23,7 @@ const FREES: usize = 4096;
 /// How many waits put on streams are remembered.
 const FOLLOWED: usize = 1024;
 
-/// For how many frees exact events are recorded after memory was wanted that another stream had not done
-/// with. An event costs more than twice what a free does.
+/// For how many frees exact events are recorded after a request of one of several streams was not met.
 const WANTED_FOR: u64 = 8192;
 
 /// For how many frees they are recorded before anybody can have wanted any.
@@ -89,8 +89,9 @@ pub struct Epochs {
     pub unmarked: u64,
     /// Bytes freed before those.
     before: u64,
-    /// Frees of large blocks get an event of their own up to this epoch.
+    /// Frees of large blocks get an event of their own up to this epoch, as far as there is time for that.
     exact_until: u64,
+    budget: EventBudget,
     /// What is freed just now was given back by the program earlier.
     pub late: bool,
     streams: HashMap<StreamKey, Progress>,
@@ -111,6 +112,7 @@ impl Epochs {
             unmarked: 0,
             before: 0,
             exact_until: 2 * WANTED_AT_FIRST,
+            budget: EventBudget::new(),
             late: false,
             streams: HashMap::new(),
             foreign: HashSet::new(),
@@ -163,10 +165,14 @@ impl Epochs {
         self.unmarked |= if deferred { DEFERRED } else { 0 };
     }
 
-    /// A stream wanted memory that another one has not done with: large frees get events of their own for a
-    /// while, which it could wait for.
-    pub fn want_exact(&mut self) {
-        self.exact_until = self.now + 2 * WANTED_FOR;
+    /// One of several streams wants memory: large frees get events of their own for a while, which it could
+    /// wait for. False where they take too much time.
+    pub fn want_exact(&mut self, gpu: &impl Gpu) -> bool {
+        let allowed = self.budget.allows(gpu.now());
+        if allowed {
+            self.exact_until = self.now + 2 * WANTED_FOR;
+        }
+        allowed
     }
 
     /// Whether large frees get events of their own.
@@ -211,7 +217,16 @@ impl Epochs {
         gpu: &mut impl Gpu,
     ) -> bool {
         let event = match event && !self.late && self.events < EVENTS {
-            true => gpu.record(key),
+            true => {
+                let began = gpu.now();
+                let event = gpu.record(key);
+                let now = gpu.now();
+                self.budget.spend(now - began, now);
+                if !self.budget.allows(now) {
+                    self.exact_until = 0;
+                }
+                event
+            }
             false => None,
         };
         let epoch = self.now;

@@ -18,6 +18,7 @@ mod cross_stream;
 mod deferred_free;
 mod effort;
 mod epoch;
+mod event_budget;
 mod gpu;
 mod group;
 mod grow;

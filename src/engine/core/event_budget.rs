@@ -1,0 +1,80 @@
+//! How much of the program's time goes into events for single frees.
+//!
+//! An event costs more than twice what a free does. A training job frees a few hundred large blocks a step,
+//! and would not notice; a loop that does little else would.
+
+/// How long the time is looked at before it is judged, in nanoseconds.
+const WINDOW: u64 = 5_000_000;
+
+/// The share of the time that events may take, in thousandths.
+const SHARE: u64 = 20;
+
+/// For how many windows there are none where they took more, at first and at most.
+const PAUSE: u64 = 8;
+const LONGEST_PAUSE: u64 = 512;
+
+/// Times in nanoseconds, all on one clock.
+pub struct EventBudget {
+    /// Since when `spent` counts.
+    since: u64,
+    spent: u64,
+    /// Until when there are no events, and for how many windows the next time.
+    paused_until: u64,
+    pause: u64,
+}
+
+impl EventBudget {
+    pub fn new() -> Self {
+        EventBudget {
+            since: 0,
+            spent: 0,
+            paused_until: 0,
+            pause: PAUSE,
+        }
+    }
+
+    /// An event took this long, and was recorded at `now`.
+    pub fn spend(&mut self, nanoseconds: u64, now: u64) {
+        self.spent += nanoseconds;
+        let elapsed = now.saturating_sub(self.since);
+        if elapsed < WINDOW {
+            return;
+        }
+        if self.spent.saturating_mul(1000) > elapsed.saturating_mul(SHARE) {
+            self.paused_until = now + self.pause * WINDOW;
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        } else {
+            self.pause = PAUSE;
+        }
+        (self.since, self.spent) = (now, 0);
+    }
+
+    /// Whether there is time for events.
+    pub fn allows(&mut self, now: u64) -> bool {
+        if now < self.paused_until {
+            return false;
+        }
+        if self.paused_until > 0 {
+            (self.since, self.spent, self.paused_until) = (now, 0, 0);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_pause_for_longer_each_time_that_they_take_too_much() {
+        let mut budget = EventBudget::new();
+        budget.spend(WINDOW / 100, WINDOW);
+        assert!(budget.allows(WINDOW));
+        budget.spend(WINDOW / 10, 2 * WINDOW);
+        assert!(!budget.allows((2 + PAUSE) * WINDOW - 1));
+        let now = (2 + PAUSE) * WINDOW;
+        assert!(budget.allows(now));
+        budget.spend(WINDOW / 10, now + WINDOW);
+        assert!(!budget.allows(now + 2 * PAUSE * WINDOW));
+    }
+}
