@@ -35,7 +35,7 @@ mod trim;
 mod wait;
 
 pub use check::Broken;
-pub use counters::{Class, Counters, Events, Flow, Tally, Usage};
+pub use counters::{Class, Counters, Events, Flow, Origin, Tally, Usage};
 pub use gpu::{Event, Gpu, Handle, Refusal};
 pub use group::{GroupId, SHARED};
 pub use journal::{Happening, Journal};

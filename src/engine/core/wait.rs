@@ -1,6 +1,7 @@
 //! What is still in use somewhere: blocks that wait, events on their way, and waiting itself.
 
 use super::block::{BlockId, NONE, State};
+use super::counters::Origin;
 use super::gpu::Gpu;
 use super::journal::Happening;
 use super::pool::{Pool, Unknown};
@@ -21,7 +22,9 @@ impl<G: Gpu> Pool<G> {
         if id == NONE {
             return Err(Unknown);
         }
-        self.blocks[id].shared |= self.slots.get(self.blocks[id].slot).key != stream;
+        if self.slots.get(self.blocks[id].slot).key != stream {
+            self.blocks[id].marks.set_shared(true);
+        }
         Ok(())
     }
 
@@ -29,9 +32,10 @@ impl<G: Gpu> Pool<G> {
     #[cold]
     #[inline(never)]
     pub(super) fn defer(&mut self, id: BlockId) {
-        let size = self.blocks[id].size;
-        self.blocks[id].state = State::Pending;
-        self.counters.deferred(size, self.blocks[id].detail);
+        let block = &mut self.blocks[id];
+        block.state = State::Pending;
+        let (size, origin) = (block.size, block.marks.origin());
+        self.counters.deferred(origin, size, block.detail);
         let until = self.clock.tick(size);
         if self.pending.is_empty() {
             self.looks = 0;
@@ -152,7 +156,12 @@ impl<G: Gpu> Pool<G> {
     /// A block that was freed waits for no other stream any more; it is to become a hole.
     pub(super) fn complete(&mut self, id: BlockId) {
         let block = self.blocks[id];
-        self.counters.let_go(block.size, block.detail);
+        let origin = block.marks.origin();
+        self.counters.let_go(origin, block.size, block.detail);
+        // What is written down is PyTorch's history.
+        if origin == Origin::Cuda {
+            return;
+        }
         self.journal.note(Happening::Completed {
             address: block.address,
             size: block.detail,
