@@ -551,6 +551,12 @@ impl Tally {
         live.take(Class::of(size) as usize, one);
     }
 
+    /// The same, out of the way of [`Tally::freed`] for the allocator's own.
+    #[inline(never)]
+    pub fn freed_by(&mut self, origin: Origin, size: u64, requested: u64) {
+        self.freed(origin, size, requested);
+    }
+
     /// The block that was given back may still be in use on another stream. Until it is not, what
     /// was asked for counts as such, as in PyTorch.
     pub fn deferred(&mut self, origin: Origin, size: u64, requested: u64) {

@@ -284,7 +284,10 @@ impl<G: Gpu> Pool<G> {
     ) -> u64 {
         let block = &mut self.blocks[id];
         (block.state, block.slot, block.detail) = (State::Live, slot, requested);
-        block.marks = Marks::of(origin);
+        // A hole has none.
+        if origin != Origin::Allocator {
+            block.marks = Marks::of(origin);
+        }
         let (address, size) = (block.address, block.size);
         self.table.insert(&mut self.blocks, id);
         self.counters.allocated(origin, size, requested);
@@ -333,7 +336,10 @@ impl<G: Gpu> Pool<G> {
             marks,
             ..
         } = &self.blocks[id];
-        self.counters.freed(marks.origin(), size, detail);
+        match marks {
+            Marks::NONE => self.counters.freed(Origin::Allocator, size, detail),
+            _ => self.counters.freed_by(marks.origin(), size, detail),
+        }
         let owner = self.slots.get_mut(slot);
         let group = &mut self.groups[owner.group as usize];
         group.live -= size;

@@ -395,7 +395,16 @@ impl Device {
             .allocate_free(rounded, requested, key, group, origin);
         let handed = match found {
             Some(handed) => handed,
-            None => self.search(&mut state, held, &request, rounded)?,
+            None => {
+                // Made here, so that it is in no memory before.
+                let request = Request {
+                    size,
+                    key,
+                    origin,
+                    group,
+                };
+                self.search(&mut state, held, &request, rounded)?
+            }
         };
         let Handed { address, slot } = handed;
         if group == SHARED {
