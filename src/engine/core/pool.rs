@@ -284,7 +284,7 @@ impl<G: Gpu> Pool<G> {
     ) -> u64 {
         let block = &mut self.blocks[id];
         (block.state, block.slot, block.detail) = (State::Live, slot, requested);
-        // A hole has none.
+        // A free block has none.
         if origin != Origin::Allocator {
             block.marks = Marks::of(origin);
         }

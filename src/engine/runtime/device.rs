@@ -90,9 +90,9 @@ impl State {
         self.pool.owner_of(live) == UNORDERED && self.pool.shares(live)
     }
 
-    /// Which shelf a block in use goes to.
+    /// Which cache of a stream a block in use goes to.
     #[inline]
-    fn shelf_of(&self, live: &Live) -> Owner {
+    fn cache_of(&self, live: &Live) -> Owner {
         Owner::of(self.pool.owner_of(live), self.pool.origin_of(live))
     }
 }
@@ -396,7 +396,7 @@ impl Device {
         let handed = match found {
             Some(handed) => handed,
             None => {
-                // Made here, so that it is in no memory before.
+                // Made in this branch alone, or each request would be written to the stack.
                 let request = Request {
                     size,
                     key,
@@ -538,7 +538,7 @@ impl Device {
         let shelf = match held {
             None if !self.shelves.any_open() => None,
             held => {
-                let owner = state.shelf_of(&live);
+                let owner = state.cache_of(&live);
                 match held.filter(|shelf| shelf.belongs_to(owner)) {
                     None => self.shelves.of(owner),
                     its => its,
@@ -568,7 +568,7 @@ impl Device {
     /// A block in use is not to come to its stream's shelf or a thread's magazine any more. False where
     /// it lies there already, and so is not in use.
     fn forget(&self, state: &mut State, live: &Live, address: u64) -> bool {
-        let shelf = self.shelves.of(state.shelf_of(live));
+        let shelf = self.shelves.of(state.cache_of(live));
         shelf.is_none_or(|mut shelf| shelf.forget(address))
             && self.forget_in_magazine(state, live, address)
     }

@@ -196,7 +196,7 @@ impl Device {
         let Some(live) = state.pool.look_up(address) else {
             return false;
         };
-        let shelf = self.shelves.of(state.shelf_of(&live));
+        let shelf = self.shelves.of(state.cache_of(&live));
         !state.is_aside(&live)
             && shelf.is_none_or(|shelf| !shelf.has(address))
             && !self.magazines.has(&live, address, &state.later.holders)
