@@ -79,6 +79,32 @@ cuMemCreate              4       2  0.006 ms  1.500 us
     assert!(output.status.success());
 }
 
+#[test]
+fn other_libraries_beside_pytorch_have_a_column() {
+    let scratch = Scratch::new("report-others");
+    let mut with = process(1, 8 << 20, 12 << 20, json!({}));
+    with["devices"][0]["other_libraries"] = json!({"allocated_bytes.all.peak": 2 << 20});
+    let mut files = Vec::new();
+    for (name, process) in [
+        ("with", with),
+        ("without", process(2, 1 << 20, 2 << 20, json!({}))),
+    ] {
+        files.push(scratch.path().join(name));
+        fs::write(&files[files.len() - 1], process.to_string()).expect("a file");
+    }
+    let table = "\
+process   device  most in use  by other libraries  most held  held / in use  limit  out of memory  not freed
+1        0 (GPU)      8.0 MiB             2.0 MiB   12.0 MiB          1.200      -              2          3
+2        0 (GPU)      1.0 MiB                   -    2.0 MiB          2.000      -              2          3
+";
+    let said = report(&files);
+    assert!(
+        text(&said.stdout).starts_with(table),
+        "{}",
+        text(&said.stdout)
+    );
+}
+
 /// Where the time of one process is not known, that of all is not.
 #[test]
 fn it_adds_up_no_part_of_a_sum() {

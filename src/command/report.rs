@@ -70,12 +70,20 @@ fn by_caller(process: &Value) -> Value {
 
 type Row = Vec<String>;
 
-/// A row for each device of each process.
+/// What other libraries had of a device at most, where the statistics tell them from PyTorch.
+fn others(device: &Value) -> Option<u64> {
+    let most = device["other_libraries"]["allocated_bytes.all.peak"].as_u64();
+    most.filter(|most| *most > 0)
+}
+
+/// A row for each device of each process. The column of other libraries is there where there are any.
 fn memory(processes: &[Value]) -> Vec<Row> {
+    const OTHERS: &str = "by other libraries";
     let heads = [
         "process",
         "device",
         "most in use",
+        OTHERS,
         "most held",
         "held / in use",
         "limit",
@@ -92,11 +100,14 @@ fn memory(processes: &[Value]) -> Vec<Row> {
             let counter = |name: &str| device["memory_stats"][name].as_u64();
             let used = counter("allocated_bytes.all.peak");
             let held = counter("reserved_bytes.all.peak");
-            let ratio = used.filter(|used| *used > 0).zip(held);
+            let others = others(device);
+            let in_use = used.map(|used| used + others.unwrap_or(0));
+            let ratio = in_use.filter(|in_use| *in_use > 0).zip(held);
             rows.push(vec![
                 number.clone(),
                 format!("{ordinal} ({})", printable(name)),
                 show(used, mebibytes),
+                show(others, mebibytes),
                 show(held, mebibytes),
                 show(ratio, |(used, held)| {
                     format!("{:.3}", held as f64 / used as f64)
@@ -111,6 +122,15 @@ fn memory(processes: &[Value]) -> Vec<Row> {
             row.resize(heads.len(), "-".into());
             rows.push(row);
         }
+    }
+    if processes
+        .iter()
+        .flat_map(devices)
+        .all(|it| others(it).is_none())
+    {
+        let at = heads.iter().position(|head| *head == OTHERS);
+        rows.iter_mut()
+            .for_each(|row| drop(at.map(|at| row.remove(at))));
     }
     rows
 }

@@ -66,12 +66,41 @@ interpreter! {
     PyGILState_Release: fn(c_int);
     PyObject_CallObject: fn(Object, Object) -> Object;
     PyLong_FromSize_t: fn(usize) -> Object;
+    PyTuple_New: fn(isize) -> Object;
+    PyTuple_SetItem: fn(Object, isize, Object) -> c_int;
     Py_DecRef: fn(Object);
     Py_CompileString: fn(*const c_char, *const c_char, c_int) -> Object;
     PyEval_EvalCode: fn(Object, Object, Object) -> Object;
 }
 
 const PY_FILE_INPUT: c_int = 257;
+
+impl Interpreter {
+    /// Does something that needs the interpreter's lock, whatever this thread is at: an exception that is being
+    /// handled is put aside meanwhile, and one that `act` leaves is dropped. `None` where the interpreter has
+    /// ended, or not begun. Does not return where it ends meanwhile: then Python ends the thread.
+    ///
+    /// # Safety
+    /// The caller holds no lock that whoever has the interpreter's may wait for.
+    pub unsafe fn aside<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
+        // SAFETY: any thread may ask whether the interpreter is initialised, and once it is, wait for its lock,
+        // which is let go of again; an exception is fetched and restored under it.
+        unsafe {
+            if (self.Py_IsInitialized)() == 0 {
+                return None;
+            }
+            let state = (self.PyGILState_Ensure)();
+            let mut error = [ptr::null_mut(); 3];
+            let [kind, value, trace] = &mut error;
+            (self.PyErr_Fetch)(kind, value, trace);
+            let done = act();
+            (self.PyErr_Clear)();
+            (self.PyErr_Restore)(error[0], error[1], error[2]);
+            (self.PyGILState_Release)(state);
+            Some(done)
+        }
+    }
+}
 
 /// Python that is run once, as a module of its own that nobody can import.
 pub struct Script {

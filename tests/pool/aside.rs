@@ -26,7 +26,7 @@ fn finish(bench: &Bench) {
     let device = bench.device();
     device.take_back_aside();
     assert_eq!(live(device), 0);
-    identities(&device.figures().counters);
+    identities(&device.figures());
     assert_eq!(device.check(), Ok(()));
     bench.finish();
 }
@@ -259,7 +259,7 @@ fn many_threads_and_those_who_look() {
                 _ => assert_eq!(device.set_aside(block), Ok(())),
             }
             if random.once_in(200) {
-                identities(&device.figures().counters);
+                identities(&device.figures());
             }
         }
         for block in kept {
@@ -267,7 +267,7 @@ fn many_threads_and_those_who_look() {
         }
     };
     gpu.on_threads(work, |block| assert_eq!(device.set_aside(block), Ok(())));
-    let figures = bench.device().figures().counters;
+    let figures = bench.device().figures().of_cuda;
     assert_eq!(figures.all.allocation.allocated, 4 * turns);
     finish(&bench);
 }

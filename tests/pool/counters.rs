@@ -3,9 +3,9 @@
 
 use crate::gpu::{Bench, GIB, KIB, MIB, on_card, rounded};
 use crate::runner::{Plan, Runner};
-use concertina_engine::core::{Counters, Flow, Usage};
+use concertina_engine::core::{Counters, Flow, Origin, Usage};
 use concertina_engine::runtime::settings::Settings;
-use concertina_engine::runtime::stats;
+use concertina_engine::runtime::{Figures, stats};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
@@ -36,7 +36,34 @@ struct Class {
     shared: (u64, u64, u64),
 }
 
-/// An account of what a program allocated and freed, kept without a look at the pool.
+/// An account of what a program allocated and freed, kept without a look at the pool, for each origin.
+#[derive(Clone, Debug, Default)]
+pub struct Accounts {
+    of_allocator: Account,
+    of_cuda: Account,
+}
+
+impl Accounts {
+    pub fn of(&mut self, origin: Origin) -> &mut Account {
+        match origin {
+            Origin::Allocator => &mut self.of_allocator,
+            Origin::Cuda => &mut self.of_cuda,
+        }
+    }
+
+    pub fn agree_with(&self, figures: &Figures) {
+        self.of_allocator.agrees_with(&figures.counters);
+        self.of_cuda.agrees_with(&figures.of_cuda);
+    }
+
+    /// The same where nothing that was freed is in use any more.
+    pub fn agree_at_rest(&self, figures: &Figures) {
+        self.of_allocator.agrees_at_rest(&figures.counters);
+        self.of_cuda.agrees_at_rest(&figures.of_cuda);
+    }
+}
+
+/// The account of one origin.
 #[derive(Clone, Debug, Default)]
 pub struct Account {
     all: Class,
@@ -80,7 +107,7 @@ impl Account {
 
     /// Compares with what the pool counted. Only the pool knows when blocks that other streams
     /// used came free, so those are known between bounds.
-    pub fn agrees_with(&self, counters: &Counters) {
+    fn agrees_with(&self, counters: &Counters) {
         for (name, class, usage) in [
             ("all", &self.all, &counters.all),
             ("small", &self.small, &counters.small),
@@ -127,8 +154,7 @@ impl Account {
         }
     }
 
-    /// The same where nothing that was freed is in use any more.
-    pub fn agrees_at_rest(&self, counters: &Counters) {
+    fn agrees_at_rest(&self, counters: &Counters) {
         self.agrees_with(counters);
         assert_eq!(counters.pending_bytes, 0);
         for usage in [&counters.all, &counters.small, &counters.large] {
@@ -160,8 +186,22 @@ fn flows(usage: &Usage) -> [(&'static str, Flow); 9] {
     ]
 }
 
-/// PyTorch's identities, which hold at every moment as long as the sums are not reset.
-pub fn identities(counters: &Counters) {
+/// What always holds, as long as the sums are not reset.
+pub fn identities(figures: &Figures) {
+    let (own, others) = (&figures.counters, &figures.of_cuda);
+    of_one_origin(own);
+    of_one_origin(others);
+    for (own, others) in [(own.all, others.all), (own.large, others.large)] {
+        assert_eq!(own.reserved_bytes, others.reserved_bytes);
+        assert_eq!(own.inactive_split_bytes, others.inactive_split_bytes);
+    }
+    let active = own.all.active_bytes.current + others.all.active_bytes.current;
+    let held = active + own.all.inactive_split_bytes.current;
+    assert_eq!(own.all.reserved_bytes.current, held);
+}
+
+/// PyTorch's identities, for one origin's blocks.
+fn of_one_origin(counters: &Counters) {
     let Counters {
         all, small, large, ..
     } = counters;
@@ -180,8 +220,6 @@ pub fn identities(counters: &Counters) {
         assert!(all.peak <= small.peak + large.peak, "{name}");
         assert!(all.peak >= small.peak.max(large.peak), "{name}");
     }
-    let held = all.active_bytes.current + all.inactive_split_bytes.current;
-    assert_eq!(all.reserved_bytes.current, held);
     assert_eq!(
         all.active_bytes.current,
         all.allocated_bytes.current + counters.pending_bytes
@@ -206,15 +244,20 @@ fn plan(share: bool) -> Plan {
 
 #[test]
 fn an_independent_account_agrees_after_every_operation() {
-    for (seed, share) in [(1, false), (2, true), (3, true)] {
+    for (seed, share, cuda) in [(1, false, false), (2, true, false), (3, true, true)] {
         let bench = Bench::new(Settings::default());
         bench.gpu.late();
-        let mut runner = Runner::new(&bench.gpu, bench.device(), plan(share), seed);
+        let plan = Plan {
+            cuda,
+            ..plan(share)
+        };
+        let mut runner = Runner::new(&bench.gpu, bench.device(), plan, seed);
         for _ in 0..if on_card() { 300 } else { 1000 } {
             runner.operation();
-            let counters = bench.device().figures().counters;
-            identities(&counters);
-            runner.account.agrees_with(&counters);
+            let figures = bench.device().figures();
+            identities(&figures);
+            runner.accounts.agree_with(&figures);
+            let counters = figures.counters;
             if let Some(machine) = bench.gpu.machine() {
                 assert_eq!(machine.used(0), counters.all.reserved_bytes.current);
                 assert_eq!(
@@ -225,9 +268,9 @@ fn an_independent_account_agrees_after_every_operation() {
         }
         runner.end();
         bench.device().empty_cache();
-        let counters = bench.device().figures().counters;
-        identities(&counters);
-        runner.account.agrees_at_rest(&counters);
+        let figures = bench.device().figures();
+        identities(&figures);
+        runner.accounts.agree_at_rest(&figures);
         bench.finish();
     }
 }
@@ -244,6 +287,7 @@ fn peaks_and_sums_start_anew_when_reset() {
     let before = device.figures().counters;
     assert_eq!(before.all.allocated_bytes.peak, 30 * MIB + 5120);
     device.reset_peaks();
+    identities(&device.figures());
     let after = device.figures().counters;
     for (name, flow) in [&after.all, &after.small, &after.large]
         .into_iter()
@@ -251,7 +295,6 @@ fn peaks_and_sums_start_anew_when_reset() {
     {
         assert_eq!(flow.peak, flow.current, "{name}");
     }
-    identities(&after);
     let same = |a: &Usage, b: &Usage| {
         flows(a).iter().zip(flows(b)).all(|((_, a), (_, b))| {
             (a.allocated, a.freed, a.current) == (b.allocated, b.freed, b.current)
@@ -297,7 +340,7 @@ fn failures_and_retries_are_counted() {
     let counters = device.figures().counters;
     assert_eq!(counters.ooms, 1);
     assert!(counters.alloc_retries >= 1);
-    identities(&counters);
+    identities(&device.figures());
     bench.finish();
 }
 
@@ -355,5 +398,81 @@ fn the_json_has_torchs_122_names_and_the_same_numbers() {
         "there was something to count"
     );
     runner.end();
+    bench.finish();
+}
+
+#[test]
+fn origins_have_figures_of_their_own_though_their_blocks_change_hands() {
+    let bench = Bench::new(Settings::default());
+    let (device, stream) = (bench.device(), bench.gpu.stream());
+    let key = device.key(stream);
+    let size = 64 * KIB as usize;
+    let live = |origin: &Counters| {
+        let flow = origin.all.allocated_bytes;
+        (flow.current, flow.peak, flow.allocated)
+    };
+    // By the pool, and by the caches of streams.
+    for turn in 1..=200 {
+        let own = device.allocate(size, stream).expect("memory");
+        assert_eq!(device.free(own, stream), Ok(()));
+        let others = device.allocate_for(size, key).expect("memory");
+        assert_eq!(device.free_on(others, key), Ok(()));
+        let unordered = device.allocate_unordered(size).expect("memory");
+        // Whichever function frees it.
+        assert_eq!(device.free(unordered, stream), Ok(()));
+        let figures = device.figures();
+        identities(&figures);
+        let size = size as u64;
+        assert_eq!(live(&figures.counters), (0, size, turn * size));
+        assert_eq!(live(&figures.of_cuda), (0, size, 2 * turn * size));
+    }
+    // Neither's peak is that of both.
+    let own = device.allocate(size, stream).expect("memory");
+    let others: Vec<u64> = (0..3)
+        .map(|_| device.allocate_for(size, key).expect("memory"))
+        .collect();
+    assert_eq!(device.record_use(others[0], bench.gpu.stream()), Ok(()));
+    let usage = device.usage();
+    let size = size as u64;
+    assert_eq!((usage.live, usage.live_of_allocator), (4 * size, size));
+    let figures = device.figures();
+    assert_eq!(live(&figures.counters).1, size);
+    assert_eq!(live(&figures.of_cuda).1, 3 * size);
+    for block in others {
+        assert_eq!(device.free_on(block, key), Ok(()));
+    }
+    let figures = device.figures();
+    assert_eq!(figures.counters.pending_bytes, 0);
+    assert_eq!(figures.of_cuda.all.allocated_bytes.current, 0);
+    identities(&figures);
+    assert_eq!(device.free(own, stream), Ok(()));
+    // A request of the one that fails is no failure of the other.
+    device.set_limit(Some(size));
+    assert!(device.allocate_for(GIB as usize, key).is_err());
+    let figures = device.figures();
+    assert_eq!((figures.counters.ooms, figures.of_cuda.ooms), (0, 1));
+    assert_eq!(figures.counters.alloc_retries, 0);
+    assert!(figures.of_cuda.alloc_retries > 0);
+    device.set_limit(None);
+    bench.finish();
+}
+
+#[test]
+fn statistics_show_other_libraries_beside_the_allocators_own_requests() {
+    let bench = Bench::new(Settings::default());
+    let device = bench.device();
+    let others = device.allocate_unordered(KIB as usize).expect("memory");
+    // They are the program's as long as nobody else asks.
+    let figures = device.figures();
+    assert_eq!(figures.of_program().all.allocated_bytes.current, KIB);
+    assert!(figures.of_others().is_none());
+    let own = device.allocate(4 * KIB as usize, 0).expect("memory");
+    let figures = device.figures();
+    assert_eq!(figures.of_program().all.allocated_bytes.current, 4 * KIB);
+    let shown = figures.of_others().expect("theirs");
+    assert_eq!(shown.all.allocated_bytes.current, KIB);
+    for block in [others, own] {
+        assert_eq!(device.free(block, 0), Ok(()));
+    }
     bench.finish();
 }

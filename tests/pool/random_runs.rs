@@ -30,7 +30,7 @@ fn random_work_finds_its_memory_as_it_left_it() {
             streams: 1 + seed % 6,
             limits: Some((300 * MIB, 3 * GIB)),
             tend: seed % 2 == 1,
-            unordered: seed % 3 == 2,
+            cuda: seed % 3 == 2,
             ..Plan::default()
         };
         let mut runner = Runner::new(&bench.gpu, bench.device(), plan, seed);
@@ -145,7 +145,7 @@ mod sim_only {
             largest: [MIB, 30 * MIB, 300 * MIB][random.below(3) as usize],
             live: random.between(20, 900) * MIB,
             share: !random.once_in(4),
-            unordered: random.once_in(3),
+            cuda: random.once_in(3),
             destroy: false,
             pools: random.once_in(4),
             empty: !random.once_in(3),
@@ -171,17 +171,16 @@ mod sim_only {
         let mut runner = Runner::new(&bench.gpu, bench.device(), plan, seed);
         runner.run(250);
         assert_eq!(machine.violations(), Vec::<String>::new());
-        let counters = bench.device().figures().counters;
-        identities(&counters);
-        runner.account.agrees_with(&counters);
-        assert_eq!(counters.ooms, runner.refused);
-        assert_eq!(machine.used(0), counters.all.reserved_bytes.current);
+        let figures = bench.device().figures();
+        identities(&figures);
+        runner.accounts.agree_with(&figures);
+        let refused = [&figures.counters, &figures.of_cuda].map(|it| it.ooms);
+        assert_eq!(refused, runner.refused);
+        assert_eq!(machine.used(0), figures.reserved_bytes());
         bench.device().set_limit(None);
         runner.end();
         bench.finish();
-        runner
-            .account
-            .agrees_at_rest(&bench.device().figures().counters);
+        runner.accounts.agree_at_rest(&bench.device().figures());
     }
 
     #[test]

@@ -2,9 +2,10 @@
 //! device, by one thread. It keeps its own account of what is live and where, and checks what it
 //! gets: alignment, overlap, contents, and (in the simulation) the order of all work.
 
-use crate::counters::Account;
+use crate::counters::Accounts;
 use crate::gpu::{Gpu, KIB, MIB, rounded};
 use crate::random::Random;
+use concertina_engine::core::Origin;
 use concertina_engine::runtime::{Device, PoolId, Route};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,8 +20,8 @@ pub struct Plan {
     pub live: u64,
     /// Uses by other streams than the block's own.
     pub share: bool,
-    /// Blocks that no stream orders, now and then.
-    pub unordered: bool,
+    /// Blocks that CUDA's functions are asked for, now and then, in the order of a stream or of none.
+    pub cuda: bool,
     /// Streams end, and others take up their handles.
     pub destroy: bool,
     /// `empty_cache` now and then.
@@ -43,7 +44,7 @@ impl Default for Plan {
             largest: 200 * MIB,
             live: 500 * MIB,
             share: true,
-            unordered: false,
+            cuda: false,
             destroy: false,
             pools: false,
             empty: true,
@@ -73,6 +74,7 @@ pub struct Block {
     unrecorded: bool,
     /// No stream orders it: any may use it, and it is given back once all work is done.
     unordered: bool,
+    origin: Origin,
 }
 
 /// In place of a stream that is no more.
@@ -91,7 +93,7 @@ pub struct Runner<'a> {
     pub device: &'a Device,
     pub random: Random,
     pub plan: Plan,
-    pub account: Account,
+    pub accounts: Accounts,
     streams: Vec<u64>,
     blocks: Vec<Block>,
     by_address: BTreeMap<u64, u64>,
@@ -101,8 +103,8 @@ pub struct Runner<'a> {
     /// The private pools of open routes, the latest last, and each use of one.
     routes: Vec<PoolId>,
     pool_users: Vec<PoolId>,
-    /// Requests that were refused.
-    pub refused: u64,
+    /// Requests that were refused: the allocator's own, and those of CUDA's functions.
+    pub refused: [u64; 2],
     now: Duration,
 }
 
@@ -116,7 +118,7 @@ impl<'a> Runner<'a> {
             device,
             random: Random::new(seed),
             plan,
-            account: Account::default(),
+            accounts: Accounts::default(),
             streams,
             blocks: Vec::new(),
             by_address: BTreeMap::new(),
@@ -125,7 +127,7 @@ impl<'a> Runner<'a> {
             readings: Vec::new(),
             routes: Vec::new(),
             pool_users: Vec::new(),
-            refused: 0,
+            refused: [0; 2],
             now: Duration::ZERO,
         }
     }
@@ -183,13 +185,19 @@ impl<'a> Runner<'a> {
 
     fn allocate(&mut self) {
         let (requested, home) = (self.size(), self.stream());
-        let unordered = self.plan.unordered && self.random.once_in(4);
-        let found = match unordered {
-            true => self.device.allocate_unordered(requested as usize),
-            false => self.device.allocate(requested as usize, home),
+        let (origin, unordered) = match self.plan.cuda {
+            true if self.random.once_in(4) => (Origin::Cuda, true),
+            true if self.random.once_in(4) => (Origin::Cuda, false),
+            _ => (Origin::Allocator, false),
+        };
+        let size = requested as usize;
+        let found = match origin {
+            Origin::Cuda if unordered => self.device.allocate_unordered(size),
+            Origin::Cuda => self.device.allocate_for(size, self.device.key(home)),
+            Origin::Allocator => self.device.allocate(size, home),
         };
         let Ok(address) = found else {
-            self.refused += 1;
+            self.refused[usize::from(origin == Origin::Cuda)] += 1;
             return;
         };
         let size = rounded(requested);
@@ -205,7 +213,7 @@ impl<'a> Runner<'a> {
             );
         }
         self.by_address.insert(address, address + size);
-        self.account.allocated(requested);
+        self.accounts.of(origin).allocated(requested);
         self.live += size;
         let word = self.word();
         self.gpu.claim(address, size, u64::from(word));
@@ -220,6 +228,7 @@ impl<'a> Runner<'a> {
             recorded: false,
             unrecorded: false,
             unordered,
+            origin,
         };
         self.blocks.push(block);
         self.write(self.blocks.len() - 1, home);
@@ -346,10 +355,16 @@ impl<'a> Runner<'a> {
         }
         let block = self.blocks.swap_remove(at);
         self.forget(&block);
-        self.account.freed(block.requested, block.recorded);
+        let account = self.accounts.of(block.origin);
+        account.freed(block.requested, block.recorded);
         self.gpu.disown(block.address, block.size);
         if block.unordered {
             assert_eq!(self.device.free_idle(block.address), Ok(()));
+            return;
+        }
+        if block.origin == Origin::Cuda && block.home != ENDED && self.random.once_in(2) {
+            let key = self.device.key(block.home);
+            assert_eq!(self.device.free_on(block.address, key), Ok(()));
             return;
         }
         // Whoever frees may know the stream, or not.

@@ -62,8 +62,8 @@ fn habits_come_and_go() {
                 assert_eq!(device.free(address, named), Err(UnknownPointer), "twice");
             }
         }
+        identities(&device.figures());
         let figures = device.figures().counters;
-        identities(&figures);
         assert_eq!(figures.all.allocation.allocated, count);
         assert_eq!(figures.all.allocation.current, kept.len() as u64);
         assert_eq!(device.check(), Ok(()));
@@ -121,8 +121,8 @@ fn threads_on_one_stream_share_its_shelf() {
     gpu.on_threads(work, |address| {
         assert_eq!(device.free(address, stream), Ok(()))
     });
+    identities(&bench.device().figures());
     let figures = bench.device().figures().counters;
-    identities(&figures);
     assert_eq!(figures.all.allocation.allocated, 4 * turns);
     assert_eq!(figures.all.allocation.current, 0);
     bench.finish();

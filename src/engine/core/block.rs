@@ -2,6 +2,7 @@
 //! address order. All nodes lie in one array and name each other by their place in it, one cache line
 //! each.
 
+use super::counters::Origin;
 use crate::zeroed::{Zeroable, Zeroed};
 use std::fmt::{self, Display, Formatter};
 use std::ops::{Deref, DerefMut, Index, IndexMut};
@@ -76,8 +77,46 @@ pub struct Block {
     /// The stream slot that allocated it or freed it last.
     pub slot: u16,
     pub state: State,
-    /// Live: other streams were recorded on it.
-    pub shared: bool,
+    /// Of a block that is live or pending.
+    pub marks: Marks,
+}
+
+/// What is known of a block besides its stream; nothing of a free one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marks(u8);
+
+impl Marks {
+    pub const NONE: Marks = Marks(0);
+    /// Other streams were recorded on it.
+    const SHARED: u8 = 1;
+    /// It is of [`Origin::Cuda`].
+    const CUDA: u8 = 2;
+
+    #[inline(always)]
+    pub fn of(origin: Origin) -> Marks {
+        match origin {
+            Origin::Allocator => Marks::NONE,
+            Origin::Cuda => Marks(Marks::CUDA),
+        }
+    }
+
+    #[inline(always)]
+    pub fn origin(self) -> Origin {
+        match self.0 & Marks::CUDA {
+            0 => Origin::Allocator,
+            _ => Origin::Cuda,
+        }
+    }
+
+    #[inline(always)]
+    pub fn is_shared(self) -> bool {
+        self.0 & Marks::SHARED != 0
+    }
+
+    #[inline]
+    pub fn set_shared(&mut self, shared: bool) {
+        self.0 = self.0 & !Marks::SHARED | u8::from(shared);
+    }
 }
 
 impl Block {
@@ -102,7 +141,7 @@ pub const VACANT: Block = Block {
     chain: NONE,
     slot: 0,
     state: State::Vacant,
-    shared: false,
+    marks: Marks::NONE,
 };
 
 /// As many nodes as there can be: 2 GiB of them, of which the system gives what is used. A block is 512 bytes
@@ -119,7 +158,7 @@ const SPARE: usize = 1 << 16;
 /// need not ask whether it is.
 pub struct Nodes([Block; NODES]);
 
-// SAFETY: a block of zeros is one, of numbers, `State::Vacant` and `false`: it is `VACANT`.
+// SAFETY: a block of zeros is one, of numbers, `State::Vacant` and no marks: it is `VACANT`.
 #[allow(unsafe_code)]
 unsafe impl Zeroable for Nodes {}
 

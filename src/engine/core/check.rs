@@ -1,6 +1,7 @@
 //! The invariant walker: tests call it after every operation. Nothing here runs in production.
 
 use super::block::{BlockId, NONE, State};
+use super::counters::Origin;
 use super::gpu::Gpu;
 use super::group::{Group, GroupId, SHARED};
 use super::pool::Pool;
@@ -287,42 +288,47 @@ impl<G: Gpu> Pool<G> {
     }
 
     fn check_counters(&self, homes: &BTreeMap<u64, u64>) -> Result<(), Broken> {
-        let sum = |states: &[State]| -> (u64, u64) {
-            let of = self
-                .blocks
-                .iter()
-                .filter(|(_, block)| states.contains(&block.state));
+        let sum = |states: &[State], origin: Option<Origin>| -> (u64, u64) {
+            let of = self.blocks.iter().filter(|(_, block)| {
+                states.contains(&block.state)
+                    && origin.is_none_or(|origin| origin == block.marks.origin())
+            });
             of.fold((0, 0), |(count, bytes), (_, block)| {
                 (count + 1, bytes + block.size)
             })
         };
-        let all = &self.counters.read().all;
-        for (name, count, bytes, states) in [
-            (
-                "allocated",
-                &all.allocation,
-                &all.allocated_bytes,
-                &[State::Live][..],
-            ),
-            (
-                "active",
-                &all.active,
-                &all.active_bytes,
-                &[State::Live, State::Pending],
-            ),
-            (
-                "inactive",
-                &all.inactive_split,
-                &all.inactive_split_bytes,
-                &[State::Free, State::Resting],
-            ),
-        ] {
-            let now = (count.current, bytes.current);
-            hold!(
-                now == sum(states),
-                "{name}: counted {now:?}, found {:?}",
-                sum(states)
-            );
+        let origins = [Origin::Allocator, Origin::Cuda];
+        let [all, of_cuda] = origins.map(|origin| self.counters.read(origin).all);
+        for (origin, all) in origins.into_iter().zip([&all, &of_cuda]) {
+            for (name, count, bytes, states, origin) in [
+                (
+                    "allocated",
+                    &all.allocation,
+                    &all.allocated_bytes,
+                    &[State::Live][..],
+                    Some(origin),
+                ),
+                (
+                    "active",
+                    &all.active,
+                    &all.active_bytes,
+                    &[State::Live, State::Pending],
+                    Some(origin),
+                ),
+                (
+                    "inactive",
+                    &all.inactive_split,
+                    &all.inactive_split_bytes,
+                    &[State::Free, State::Resting],
+                    None,
+                ),
+            ] {
+                let (now, found) = ((count.current, bytes.current), sum(states, origin));
+                hold!(
+                    now == found,
+                    "{name} ({origin:?}): counted {now:?}, found {found:?}"
+                );
+            }
         }
         let (reserved, segments) = (all.reserved_bytes.current, all.segment.current);
         hold!(
@@ -333,8 +339,9 @@ impl<G: Gpu> Pool<G> {
             segments == homes.len() as u64,
             "segments: counted {segments}"
         );
+        let active = all.active_bytes.current + of_cuda.active_bytes.current;
         hold!(
-            reserved == all.active_bytes.current + all.inactive_split_bytes.current,
+            reserved == active + all.inactive_split_bytes.current,
             "reserved is not active plus inactive"
         );
         Ok(())

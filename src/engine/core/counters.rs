@@ -51,16 +51,30 @@ impl Class {
     }
 }
 
-/// What the pool has counted, as it is read.
+/// Who asked for a block. PyTorch's figures count what PyTorch asked for, and not what other libraries of its
+/// process have from the same pool.
+///
+/// The numbers leave the bits of a stream's handle alone: see `Owner` in `runtime/shelf`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Origin {
+    /// The allocator's own functions, which PyTorch calls.
+    #[default]
+    Allocator = 0,
+    /// CUDA's functions, which a preloaded library answers: `cudaMalloc`, `cudaMallocAsync` and the like.
+    Cuda = 1 << 62,
+}
+
+/// What the pool has counted, as it is read, with the blocks of one origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// All blocks and all segments.
+    /// All blocks of the origin, and all segments.
     pub all: Usage,
     /// Blocks up to 1 MiB; segments are shared, so they and what is free in them count as large.
     pub small: Usage,
     /// Blocks above 1 MiB, all segments, and what is free in them.
     pub large: Usage,
-    /// Bytes freed by the program that other streams may still use.
+    /// Bytes of such blocks that were freed, and that other streams may still use.
     pub pending_bytes: u64,
     /// What happened, other than blocks that came and went.
     pub events: Events,
@@ -366,44 +380,24 @@ struct Peak {
     held: Sum,
 }
 
-/// The counting itself: of PyTorch's many figures the few that the others follow from, so that a
-/// block that comes or goes costs a handful of additions. What was removed is what was added less
-/// what there is; active is live and pending together. All segments are large, and so is what is free in
-/// them: a hole changes its size with almost every block, and to have it change its class cost a seventh of
-/// all the time of a pair.
+/// What is counted of the blocks of one origin: few figures, from which PyTorch's follow, so that a block
+/// that comes or goes costs a handful of additions. What was removed is what was added less what there is;
+/// active is live and pending together.
 #[derive(Clone, Default)]
-pub struct Tally {
+struct Account {
     /// Blocks in use; of those that are pending what was asked for.
     live: Levels,
-    holes: Level,
-    held: Level,
     /// By class.
     pending: [Sum; 2],
     /// The same when what came was last set to 0.
     pending_before: [Sum; 2],
     /// The most that was live and pending together, of each class and of all. At least what was live.
     active: [Sum; 3],
-    events: Events,
 }
 
-impl Deref for Tally {
-    type Target = Events;
-    fn deref(&self) -> &Events {
-        &self.events
-    }
-}
-
-impl DerefMut for Tally {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut Events {
-        &mut self.events
-    }
-}
-
-impl Tally {
-    /// A block was handed out.
+impl Account {
     #[inline(always)]
-    pub fn allocated(&mut self, size: u64, requested: u64) {
+    fn allocated(&mut self, size: u64, requested: u64) {
         let one = OfBlocks::one(size, requested);
         self.live.add(Class::of(size) as usize, one);
         if self.is_pending() {
@@ -433,13 +427,8 @@ impl Tally {
         [small, large, small.and(large)]
     }
 
-    /// Whether handing out a block of this size would set any peak anew. One that is too large to be
-    /// looked at sets none.
     #[inline]
-    pub fn would_peak(&self, size: u64, requested: u64) -> bool {
-        if size > super::LARGEST_REQUEST {
-            return false;
-        }
+    fn would_peak(&self, size: u64, requested: u64) -> bool {
         let class = Class::of(size) as usize;
         self.live.would_raise(class, OfBlocks::one(size, requested))
             || self.is_pending() && self.would_raise_active(class, size)
@@ -455,16 +444,7 @@ impl Tally {
         })
     }
 
-    /// The program gave the block back.
-    #[inline(always)]
-    pub fn freed(&mut self, size: u64, requested: u64) {
-        let one = OfBlocks::one(size, requested);
-        self.live.take(Class::of(size) as usize, one);
-    }
-
-    /// The block that was given back may still be in use on another stream. Until it is not, what
-    /// was asked for counts as such, as in PyTorch.
-    pub fn deferred(&mut self, size: u64, requested: u64) {
+    fn deferred(&mut self, size: u64, requested: u64) {
         let class = Class::of(size) as usize;
         self.pending[class] = self.pending[class].and(Sum::one(size));
         // It was counted until just now, so that there was room for it.
@@ -475,22 +455,157 @@ impl Tally {
         self.raise_active();
     }
 
-    /// It is so no more.
-    pub fn let_go(&mut self, size: u64, requested: u64) {
+    fn let_go(&mut self, size: u64, requested: u64) {
         let class = Class::of(size) as usize;
         self.pending[class] = self.pending[class].less(Sum::one(size));
         // There is no more room for it: its bytes went before.
         self.live.went[2][class] += requested as i64;
     }
 
-    /// Blocks of one class went back and were handed out again unchanged, `count` times in all,
-    /// without ever being free. No peak can have been passed: each went back first.
-    pub fn recycled(&mut self, class: Class, count: u64, bytes: u64, requested: u64) {
-        self.events.hits += count;
+    fn recycled(&mut self, class: Class, count: u64, bytes: u64, requested: u64) {
         for (at, amount) in [count, bytes, requested].into_iter().enumerate() {
             self.live.came[at][class as usize] += amount as i64;
             self.live.went[at][class as usize] += amount as i64;
         }
+    }
+
+    fn reset_peaks(&mut self) {
+        self.live.reset_peaks();
+        self.active = Default::default();
+        self.raise_active();
+    }
+
+    fn reset_accumulated(&mut self) {
+        self.live.reset_accumulated();
+        self.pending_before = self.pending;
+    }
+}
+
+/// The counting itself: of each origin's blocks, and of the memory that they all lie in. All segments are
+/// large, and so is what is free in them: a hole changes its size with almost every block, and to have it
+/// change its class cost a seventh of all the time of a pair.
+#[derive(Clone, Default)]
+pub struct Tally {
+    allocator: Account,
+    cuda: Account,
+    holes: Level,
+    held: Level,
+    events: Events,
+    /// Those of the events that PyTorch counts, and that were for requests of [`Origin::Cuda`].
+    cuda_tried: Tried,
+}
+
+/// What was tried for requests that did not fit: retries, refusals, waits for the device.
+#[derive(Clone, Copy, Default)]
+pub struct Tried([u64; 3]);
+
+impl Deref for Tally {
+    type Target = Events;
+    fn deref(&self) -> &Events {
+        &self.events
+    }
+}
+
+impl DerefMut for Tally {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Events {
+        &mut self.events
+    }
+}
+
+impl Tally {
+    #[inline(always)]
+    fn of(&self, origin: Origin) -> &Account {
+        match origin {
+            Origin::Allocator => &self.allocator,
+            Origin::Cuda => &self.cuda,
+        }
+    }
+
+    #[inline(always)]
+    fn of_mut(&mut self, origin: Origin) -> &mut Account {
+        match origin {
+            Origin::Allocator => &mut self.allocator,
+            Origin::Cuda => &mut self.cuda,
+        }
+    }
+
+    /// A block was handed out.
+    #[inline(always)]
+    pub fn allocated(&mut self, origin: Origin, size: u64, requested: u64) {
+        self.of_mut(origin).allocated(size, requested);
+    }
+
+    /// Whether handing out a block of this size would set any peak anew. One that is too large to be
+    /// looked at sets none.
+    #[inline]
+    pub fn would_peak(&self, origin: Origin, size: u64, requested: u64) -> bool {
+        size <= super::LARGEST_REQUEST && self.of(origin).would_peak(size, requested)
+    }
+
+    /// The program gave the block back.
+    #[inline(always)]
+    pub fn freed(&mut self, origin: Origin, size: u64, requested: u64) {
+        let one = OfBlocks::one(size, requested);
+        let live = &mut self.of_mut(origin).live;
+        live.take(Class::of(size) as usize, one);
+    }
+
+    /// The same, out of the way of [`Tally::freed`] for the allocator's own.
+    #[inline(never)]
+    pub fn freed_by(&mut self, origin: Origin, size: u64, requested: u64) {
+        self.freed(origin, size, requested);
+    }
+
+    /// The block that was given back may still be in use on another stream. Until it is not, what
+    /// was asked for counts as such, as in PyTorch.
+    pub fn deferred(&mut self, origin: Origin, size: u64, requested: u64) {
+        self.of_mut(origin).deferred(size, requested);
+    }
+
+    /// It is so no more.
+    pub fn let_go(&mut self, origin: Origin, size: u64, requested: u64) {
+        self.of_mut(origin).let_go(size, requested);
+    }
+
+    /// Blocks of one class went back and were handed out again unchanged, `count` times in all,
+    /// without ever being free. No peak can have been passed: each went back first.
+    pub fn recycled(
+        &mut self,
+        origin: Origin,
+        class: Class,
+        count: u64,
+        bytes: u64,
+        requested: u64,
+    ) {
+        self.events.hits += count;
+        let account = self.of_mut(origin);
+        account.recycled(class, count, bytes, requested);
+    }
+
+    /// What was tried up to now that is not known to have been for others than the allocator.
+    pub fn tried(&self) -> Tried {
+        let Events {
+            alloc_retries,
+            ooms,
+            syncs,
+            ..
+        } = self.events;
+        Tried([alloc_retries, ooms, syncs])
+    }
+
+    /// What has been tried since was for a request of [`Origin::Cuda`].
+    pub fn tried_for_cuda(&mut self, before: Tried) {
+        let now = self.tried();
+        for (at, for_cuda) in self.cuda_tried.0.iter_mut().enumerate() {
+            *for_cuda += now.0[at] - before.0[at];
+        }
+        self.set_tried(before);
+    }
+
+    fn set_tried(&mut self, tried: Tried) {
+        let events = &mut self.events;
+        [events.alloc_retries, events.ooms, events.syncs] = tried.0;
     }
 
     /// A hole of `size` bytes is there that was not.
@@ -537,16 +652,25 @@ impl Tally {
         self.held.take(Sum::one(size));
     }
 
-    /// Bytes in use by the program, and bytes held from the driver.
-    pub fn in_use_and_held(&self) -> (u64, u64) {
-        (self.live.levels()[ALL].get(1), self.held.now().get(1))
+    /// Bytes of each origin's blocks in use.
+    pub fn in_use(&self, origin: Origin) -> u64 {
+        self.of(origin).live.levels()[ALL].get(1)
     }
 
-    /// Everything counted so far.
-    pub fn read(&self) -> Counters {
-        let Tally {
-            live, holes, held, ..
-        } = self;
+    /// Bytes held from the driver.
+    pub fn held(&self) -> u64 {
+        self.held.now().get(1)
+    }
+
+    /// Everything counted so far, with the blocks of this origin.
+    pub fn read(&self, origin: Origin) -> Counters {
+        let Tally { holes, held, .. } = self;
+        let Account {
+            live,
+            pending,
+            pending_before,
+            active,
+        } = self.of(origin);
         let states = |blocks: [OfBlocks; 2], pending: [Sum; 2], holes: Sum, held: Sum| {
             let [small, large] = [0, 1].map(|class| State {
                 blocks: blocks[class],
@@ -556,52 +680,51 @@ impl Tally {
             });
             [small, large, small.and(large)]
         };
-        let before = states(live.before, self.pending_before, holes.before, held.before);
+        let before = states(live.before, *pending_before, holes.before, held.before);
         let came = states(live.came(), Default::default(), holes.came, held.came);
-        let now = states(live.now(), self.pending, holes.now(), held.now());
+        let now = states(live.now(), *pending, holes.now(), held.now());
         let [small, large, all] = [0, 1, ALL].map(|of| {
             let peak = Peak {
                 blocks: live.peaks[of],
-                active: self.active[of],
+                active: active[of],
                 holes: of_segments(of, holes.peak),
                 held: of_segments(of, held.peak),
             };
             usage(&before[of], &came[of], &now[of], &peak)
         });
+        let mut events = self.events;
+        if origin == Origin::Cuda {
+            [events.alloc_retries, events.ooms, events.syncs] = self.cuda_tried.0;
+        }
         Counters {
             all,
             small,
             large,
             pending_bytes: now[ALL].pending.get(1),
-            events: self.events,
+            events,
         }
     }
 
     /// Sets every peak to what there is now.
     pub fn reset_peaks(&mut self) {
-        self.live.reset_peaks();
+        self.allocator.reset_peaks();
+        self.cuda.reset_peaks();
         self.holes.reset_peak();
         self.held.reset_peak();
-        self.active = Default::default();
-        self.raise_active();
     }
 
     /// Starts counting anew what was ever added and removed, as PyTorch's
     /// `reset_accumulated_memory_stats`: `allocated` and `freed` are 0 after it, and so are the five
     /// events that PyTorch counts.
     pub fn reset_accumulated(&mut self) {
-        self.live.reset_accumulated();
+        self.allocator.reset_accumulated();
+        self.cuda.reset_accumulated();
         self.holes.reset_accumulated();
         self.held.reset_accumulated();
-        self.pending_before = self.pending;
-        self.events = Events {
-            alloc_retries: 0,
-            ooms: 0,
-            syncs: 0,
-            device_allocs: 0,
-            device_frees: 0,
-            ..self.events
-        };
+        self.events.device_allocs = 0;
+        self.events.device_frees = 0;
+        self.set_tried(Tried::default());
+        self.cuda_tried = Tried::default();
     }
 }
 
@@ -739,7 +862,7 @@ mod tests {
             }
             let Counters {
                 all, small, large, ..
-            } = tally.read();
+            } = tally.read(Origin::Allocator);
             let flows = [all.inactive_split, all.inactive_split_bytes];
             assert_eq!(flows.map(|it| it.current), now, "step {step}");
             assert_eq!(flows.map(|it| it.peak), peak, "step {step}");
@@ -772,17 +895,21 @@ mod tests {
                     });
                 }
                 let peaks = (0..3).any(|of| plain[of].peak != before[of].peak);
-                assert_eq!(tally.would_peak(size, requested), peaks, "step {step}");
-                tally.allocated(size, requested);
+                assert_eq!(
+                    tally.would_peak(Origin::Allocator, size, requested),
+                    peaks,
+                    "step {step}"
+                );
+                tally.allocated(Origin::Allocator, size, requested);
                 live.push((size, requested));
             } else {
                 let at = random(live.len() as u64) as usize;
                 let (size, requested) = live.swap_remove(at);
                 let class = Class::of(size) as usize;
                 let waits = random(4) == 0;
-                tally.freed(size, requested);
+                tally.freed(Origin::Allocator, size, requested);
                 if waits {
-                    tally.deferred(size, requested);
+                    tally.deferred(Origin::Allocator, size, requested);
                     pending.push((size, requested));
                 }
                 for of in [class, ALL] {
@@ -797,7 +924,7 @@ mod tests {
             if random(6) == 0
                 && let Some((size, requested)) = pending.pop()
             {
-                tally.let_go(size, requested);
+                tally.let_go(Origin::Allocator, size, requested);
                 for of in [Class::of(size) as usize, ALL] {
                     plain[of].change(|now| {
                         for (at, less) in [requested, 1, size].into_iter().enumerate() {
@@ -814,7 +941,7 @@ mod tests {
                 1 => tally.reset_accumulated(),
                 _ => {}
             }
-            let counters = tally.read();
+            let counters = tally.read(Origin::Allocator);
             for (of, usage) in [&counters.small, &counters.large, &counters.all]
                 .into_iter()
                 .enumerate()

@@ -2,6 +2,7 @@
 //! with the device.
 
 use super::block::{BlockId, NONE, State};
+use super::counters::Origin;
 use super::gpu::Gpu;
 use super::group::GroupId;
 use super::journal::Happening;
@@ -30,7 +31,7 @@ impl<G: Gpu> Pool<G> {
             return Err(Unknown);
         }
         if self.slots.get(self.blocks[id].slot).key != stream {
-            self.blocks[id].shared = true;
+            self.blocks[id].marks.set_shared(true);
             let uses = self.uses.entry(id).or_default();
             if !uses.contains(&stream) {
                 uses.push(stream);
@@ -50,7 +51,8 @@ impl<G: Gpu> Pool<G> {
     pub(super) fn defer(&mut self, id: BlockId) {
         let block = self.blocks[id];
         self.blocks[id].state = State::Pending;
-        self.counters.deferred(block.size, block.detail);
+        self.counters
+            .deferred(block.marks.origin(), block.size, block.detail);
         let epoch = self.epochs.tick(block.size);
         if self.deferred.is_empty() {
             self.looks = 0;
@@ -260,7 +262,12 @@ impl<G: Gpu> Pool<G> {
     /// A block that was freed waits for no other stream any more; it is to become a hole.
     pub(super) fn complete(&mut self, id: BlockId) {
         let block = self.blocks[id];
-        self.counters.let_go(block.size, block.detail);
+        let origin = block.marks.origin();
+        self.counters.let_go(origin, block.size, block.detail);
+        // What is written down is PyTorch's history.
+        if origin == Origin::Cuda {
+            return;
+        }
         self.journal.note(Happening::Completed {
             address: block.address,
             size: block.detail,

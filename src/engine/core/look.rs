@@ -98,13 +98,16 @@ impl<G: Gpu> Pool<G> {
     /// Notes that every stream may use a block that was looked up. False where that was noted before.
     #[inline]
     pub fn share(&mut self, live: &Live) -> bool {
-        !std::mem::replace(&mut self.blocks[live.id].shared, true)
+        let marks = &mut self.blocks[live.id].marks;
+        let noted = marks.is_shared();
+        marks.set_shared(true);
+        !noted
     }
 
     /// No other stream uses a block that was looked up, and has stayed in use, any more.
     #[inline]
     pub fn unshare(&mut self, live: &Live) {
-        self.blocks[live.id].shared = false;
+        self.blocks[live.id].marks.set_shared(false);
     }
 
     /// Whether memory comes in plain segments, each of them one allocation to the driver.

@@ -36,7 +36,7 @@ mod table;
 mod trim;
 
 pub use check::Broken;
-pub use counters::{Class, Counters, Events, Flow, Tally, Usage};
+pub use counters::{Class, Counters, Events, Flow, Origin, Tally, Usage};
 pub use gpu::{Event, Gpu, Handle, Refusal};
 pub use group::{GroupId, SHARED};
 pub use journal::{Happening, Journal};

@@ -1,6 +1,7 @@
 //! Blocks put back where they were, so that a private pool has the state of an earlier moment again.
 
 use super::block::{Block, BlockId, State};
+use super::counters::Origin;
 use super::gpu::Gpu;
 use super::group::GroupId;
 use super::look::Found;
@@ -84,7 +85,7 @@ impl<G: Gpu> Pool<G> {
             self.put_back(hole, freed);
         }
         let group = self.slots.get(slot).group;
-        self.begin_use(id, block.requested, slot, group);
+        self.begin_use(id, block.requested, slot, group, Origin::Allocator);
     }
 
     /// A piece of a hole is a hole as that was.

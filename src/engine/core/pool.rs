@@ -3,9 +3,9 @@
 //! [`Pool::allocate`] is the ladder, a comment a step. The first step, a best fit that is free
 //! already, is the fast path: a look-up in two sets of bins, a split and a hash insertion.
 
-use super::block::{Block, BlockId, Blocks, NONE, Nodes, State, VACANT, absorb_next};
+use super::block::{Block, BlockId, Blocks, Marks, NONE, Nodes, State, VACANT, absorb_next};
 use super::chunk::ChunkId;
-use super::counters::{Counters, Tally};
+use super::counters::{Counters, Origin, Tally};
 use super::deferred_free::Deferred;
 use super::effort::Effort;
 use super::epoch::Epochs;
@@ -64,8 +64,10 @@ impl Default for Tuning {
 pub struct Shortage {
     /// Bytes asked for.
     pub asked: u64,
-    /// Bytes in use by the program.
+    /// Bytes in use by the program, whoever asked for them.
     pub live: u64,
+    /// Bytes of them that CUDA's functions were asked for.
+    pub live_of_cuda: u64,
     /// Bytes held from the driver.
     pub reserved: u64,
     /// Bytes of the largest free range.
@@ -197,18 +199,20 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Hands out `size` bytes (rounded up to 512) that the stream may use at once. The address is
-    /// aligned to 512 bytes. `requested` is what the program asked for, for the statistics.
+    /// aligned to 512 bytes. `requested` is what the program asked for, and `origin` how, for the
+    /// statistics.
     pub fn allocate(
         &mut self,
         size: u64,
         requested: u64,
         stream: StreamKey,
         group: GroupId,
+        origin: Origin,
     ) -> Result<Handed, Shortage> {
         if size > LARGEST_REQUEST {
             return Err(self.shortage(size, group, Refusal::OutOfMemory));
         }
-        if let Some(handed) = self.allocate_free(size, requested, stream, group) {
+        if let Some(handed) = self.allocate_free(size, requested, stream, group, origin) {
             return Ok(handed);
         }
         let size = block_size(size);
@@ -217,7 +221,7 @@ impl<G: Gpu> Pool<G> {
         };
         let hole = self.find_harder(size, slot)?;
         let size = self.taken(hole, size, group);
-        let address = self.hand_out(hole, size, requested, slot, group);
+        let address = self.hand_out(hole, size, requested, slot, group, origin);
         let address = address.ok_or_else(|| self.shortage(size, group, Refusal::OutOfMemory))?;
         Ok(Handed { address, slot })
     }
@@ -242,6 +246,7 @@ impl<G: Gpu> Pool<G> {
         requested: u64,
         stream: StreamKey,
         group: GroupId,
+        origin: Origin,
     ) -> Option<Handed> {
         if size > LARGEST_REQUEST {
             return None;
@@ -253,7 +258,7 @@ impl<G: Gpu> Pool<G> {
             hole = self.hit_again(size, slot)?;
         }
         let size = self.taken(hole, size, group);
-        let address = self.hand_out(hole, size, requested, slot, group)?;
+        let address = self.hand_out(hole, size, requested, slot, group, origin)?;
         Some(Handed { address, slot })
     }
 
@@ -265,9 +270,10 @@ impl<G: Gpu> Pool<G> {
         requested: u64,
         slot: u16,
         group: GroupId,
+        origin: Origin,
     ) -> Option<u64> {
         let id = self.take(hole, size)?;
-        Some(self.begin_use(id, requested, slot, group))
+        Some(self.begin_use(id, requested, slot, group, origin))
     }
 
     /// A node that is no hole any more becomes a block of the slot's stream, which is of this group. Answers
@@ -279,12 +285,17 @@ impl<G: Gpu> Pool<G> {
         requested: u64,
         slot: u16,
         group: GroupId,
+        origin: Origin,
     ) -> u64 {
         let block = &mut self.blocks[id];
         (block.state, block.slot, block.detail) = (State::Live, slot, requested);
+        // A free block has none.
+        if origin != Origin::Allocator {
+            block.marks = Marks::of(origin);
+        }
         let (address, size) = (block.address, block.size);
         self.table.insert(&mut self.blocks, id);
-        self.counters.allocated(size, requested);
+        self.counters.allocated(origin, size, requested);
         self.slots.get_mut(slot).live += 1;
         let group = &mut self.groups[group as usize];
         group.live += size;
@@ -327,14 +338,17 @@ impl<G: Gpu> Pool<G> {
             size,
             detail,
             slot,
-            shared,
+            marks,
             ..
         } = &self.blocks[id];
-        self.counters.freed(size, detail);
+        match marks {
+            Marks::NONE => self.counters.freed(Origin::Allocator, size, detail),
+            _ => self.counters.freed_by(marks.origin(), size, detail),
+        }
         let owner = self.slots.get_mut(slot);
         let group = &mut self.groups[owner.group as usize];
         group.live -= size;
-        if shared {
+        if marks.is_shared() {
             self.defer(id);
             return size;
         }
@@ -401,12 +415,23 @@ impl<G: Gpu> Pool<G> {
 
     /// The same of a block that was looked up.
     pub fn shares(&self, live: &Live) -> bool {
-        self.blocks[live.id].shared
+        self.blocks[live.id].marks.is_shared()
     }
 
-    /// Everything counted so far.
+    /// Who asked for a block that was looked up.
+    #[inline]
+    pub fn origin_of(&self, live: &Live) -> Origin {
+        self.blocks[live.id].marks.origin()
+    }
+
+    /// Everything counted so far, with the blocks that the allocator's own functions were asked for.
     pub fn counters(&self) -> Counters {
-        self.counters.read()
+        self.counters_of(Origin::Allocator)
+    }
+
+    /// The same with the blocks of either origin.
+    pub fn counters_of(&self, origin: Origin) -> Counters {
+        self.counters.read(origin)
     }
 
     /// The counting itself.
@@ -582,13 +607,15 @@ impl<G: Gpu> Pool<G> {
 
     /// What the pool looks like to a request that cannot be met.
     pub fn shortage(&self, asked: u64, group: GroupId, refusal: Refusal) -> Shortage {
-        let (live, reserved) = self.counters.in_use_and_held();
+        let [live, live_of_cuda] =
+            [Origin::Allocator, Origin::Cuda].map(|origin| self.counters.in_use(origin));
         let others = self.groups.iter().enumerate();
         let others = others.filter(|(at, _)| *at != group as usize);
         Shortage {
             asked,
-            live,
-            reserved,
+            live: live + live_of_cuda,
+            live_of_cuda,
+            reserved: self.counters.held(),
             largest: self.largest_free(),
             elsewhere: others.map(|(_, it)| it.reserved - it.live).sum(),
             chunk: match self.granularity > 0 && group == SHARED {
@@ -745,7 +772,7 @@ fn join_holes(
     hole.state = State::Free;
     hole.slot = slot;
     hole.detail = epoch;
-    hole.shared = false;
+    hole.marks = Marks::NONE;
     slots.get_mut(slot).insert(nodes, id);
 }
 

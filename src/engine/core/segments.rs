@@ -1,6 +1,7 @@
 //! The pool as it stands, segment by segment.
 
 use super::block::{NONE, State};
+use super::counters::Origin;
 use super::gpu::Gpu;
 use super::group::GroupId;
 use super::pool::Pool;
@@ -20,6 +21,8 @@ pub struct Piece {
     pub live: bool,
     /// Given back while other streams may still use it.
     pub pending: bool,
+    /// Whose a piece is that is one of the two.
+    pub origin: Origin,
 }
 
 /// Memory without a gap: chunks mapped side by side, or one plain segment.
@@ -51,6 +54,7 @@ impl<G: Gpu> Pool<G> {
                         stream: self.slots.get(block.slot).key.handle,
                         live: block.state == State::Live,
                         pending: block.state == State::Pending,
+                        origin: block.marks.origin(),
                     });
                     at = block.next;
                 }

@@ -25,7 +25,7 @@ use branches::{Branches, Users};
 use later::Later;
 use magazine::Magazines;
 use out_of_memory::Bytes;
-use private::{From, Private, Routed, Routes};
+use private::{From, Private, Routed};
 
 use super::gpu::{
     DriverGpu, Events, Properties, created_stream, foreign_context, is_capturing, keep_stream, stream_key,
@@ -41,8 +41,8 @@ use super::settings::{Free, RoundUp, Settings};
 use super::shelf::{Habits, Owner, Shelf, Shelves};
 use super::together::Together;
 use crate::core::{
-    BLOCK, GroupId, Handed, Lists, Live, Policy, Pool, Refusal, SHARED, Shortage, StreamKey,
-    UNORDERED,
+    BLOCK, GroupId, Handed, Lists, Live, Origin, Policy, Pool, Refusal, SHARED, Shortage,
+    StreamKey, UNORDERED,
 };
 use crate::driver::Functions;
 use parking_lot::Mutex;
@@ -82,6 +82,12 @@ impl State {
     fn is_aside(&self, live: &Live) -> bool {
         self.pool.owner_of(live) == UNORDERED && self.pool.shares(live)
     }
+
+    /// Which cache of a stream a block in use goes to.
+    #[inline]
+    fn cache_of(&self, live: &Live) -> Owner {
+        Owner::of(self.pool.owner_of(live), self.pool.origin_of(live))
+    }
 }
 
 /// One device and its pool. Any thread may call anything; calls on one device take turns.
@@ -115,6 +121,16 @@ impl Drop for Device {
         self.shelves.clear_all(None, &mut state.pool);
         state.pool.shut();
     }
+}
+
+/// A request, once it is known where its memory comes from.
+#[derive(Clone, Copy)]
+struct Request {
+    /// The bytes asked for.
+    size: usize,
+    key: StreamKey,
+    origin: Origin,
+    group: GroupId,
 }
 
 /// An address that is not the start of a block in use.
@@ -228,7 +244,7 @@ impl Device {
     /// same size, else the device's lock, or both, and the pool's best fit.
     #[inline(always)]
     pub fn allocate(&self, size: usize, stream: u64) -> Result<u64, Box<OutOfMemory>> {
-        self.allocate_along(size, self.key(stream), Routes::Apply)
+        self.allocate_along(size, self.key(stream), Origin::Allocator)
     }
 
     /// Which stream a handle means; the driver is asked, but for default streams.
@@ -265,11 +281,12 @@ impl Device {
         self.live_streams.remove(stream);
     }
 
-    /// [`Device::allocate`] for a stream that is known already, and for a program that knows nothing of
-    /// private pools: a library that calls cudaMalloc while a thread's tensors go to one.
+    /// [`Device::allocate`] for a stream that is known already, and for CUDA's functions: who calls them
+    /// knows nothing of private pools, as a library does not that calls cudaMalloc while a thread's tensors
+    /// go to one, and has figures of its own.
     #[inline(always)]
     pub fn allocate_for(&self, size: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
-        self.allocate_along(size, key, Routes::Ignore)
+        self.allocate_along(size, key, Origin::Cuda)
     }
 
     #[inline(always)]
@@ -277,11 +294,11 @@ impl Device {
         &self,
         size: usize,
         key: StreamKey,
-        routes: Routes,
+        origin: Origin,
     ) -> Result<u64, Box<OutOfMemory>> {
         match self.shelves.any_open() {
-            true => self.allocate_by_shelf(size, key, routes),
-            false => self.allocate_without_shelf(size, key, routes),
+            true => self.allocate_by_shelf(size, key, origin),
+            false => self.allocate_without_shelf(size, key, origin),
         }
     }
 
@@ -290,17 +307,17 @@ impl Device {
         &self,
         size: usize,
         key: StreamKey,
-        routes: Routes,
+        origin: Origin,
     ) -> Result<u64, Box<OutOfMemory>> {
         if !self.routed.load(Relaxed)
-            && let Some(mut shelf) = self.shelves.of(Owner::of(key))
+            && let Some(mut shelf) = self.shelves.of(Owner::of(key, origin))
         {
             match shelf.take(key, size as u64) {
                 Some(address) => Ok(address),
-                None => self.allocate_after_miss(shelf, size, key, routes),
+                None => self.allocate_after_miss(shelf, size, key, origin),
             }
         } else {
-            self.allocate_without_shelf(size, key, routes)
+            self.allocate_without_shelf(size, key, origin)
         }
     }
 
@@ -310,14 +327,14 @@ impl Device {
         shelf: Guard<'_, Shelf>,
         size: usize,
         key: StreamKey,
-        routes: Routes,
+        origin: Origin,
     ) -> Result<u64, Box<OutOfMemory>> {
         // In this order a lock may only be tried.
         match self.state.try_lock() {
-            Some(state) => self.allocate_from_pool(state, Some(shelf), size, key, routes),
+            Some(state) => self.allocate_from_pool(state, Some(shelf), size, key, origin),
             None => {
                 drop(shelf);
-                self.allocate_without_shelf(size, key, routes)
+                self.allocate_without_shelf(size, key, origin)
             }
         }
     }
@@ -327,15 +344,23 @@ impl Device {
         &self,
         size: usize,
         key: StreamKey,
-        routes: Routes,
+        origin: Origin,
     ) -> Result<u64, Box<OutOfMemory>> {
         let state = self.state.lock();
         // None is opened or closed, and nothing routed, without this lock.
         match self.shelves.any_open() || self.routed.load(Relaxed) {
-            false => self.allocate_from_group(state, None, size, key, SHARED, false),
+            false => {
+                let request = Request {
+                    size,
+                    key,
+                    origin,
+                    group: SHARED,
+                };
+                self.allocate_from_group(state, None, request, false)
+            }
             true => {
-                let shelf = self.shelves.of(Owner::of(key));
-                self.allocate_from_pool(state, shelf, size, key, routes)
+                let shelf = self.shelves.of(Owner::of(key, origin));
+                self.allocate_from_pool(state, shelf, size, key, origin)
             }
         }
     }
@@ -348,9 +373,9 @@ impl Device {
         mut shelf: Option<Guard<'_, Shelf>>,
         size: usize,
         key: StreamKey,
-        routes: Routes,
+        origin: Origin,
     ) -> Result<u64, Box<OutOfMemory>> {
-        let group = match self.routed.load(Relaxed) && routes == Routes::Apply {
+        let group = match self.routed.load(Relaxed) && origin == Origin::Allocator {
             false => SHARED,
             true => match self.routed(&mut state, key.handle) {
                 From::Group(group) => group,
@@ -362,7 +387,13 @@ impl Device {
             shelf.clear(&mut state.pool);
         }
         let others = self.shelves.any_besides(shelf.as_deref());
-        self.allocate_from_group(state, shelf, size, key, group, others)
+        let request = Request {
+            size,
+            key,
+            origin,
+            group,
+        };
+        self.allocate_from_group(state, shelf, request, others)
     }
 
     /// With the stream's shelf, which is empty, if that is open; `others` tells whether any other is.
@@ -371,20 +402,36 @@ impl Device {
         &self,
         mut state: Guard<'_, State>,
         shelf: Option<Guard<'_, Shelf>>,
-        size: usize,
-        key: StreamKey,
-        group: GroupId,
+        request: Request,
         others: bool,
     ) -> Result<u64, Box<OutOfMemory>> {
+        let Request {
+            size,
+            key,
+            origin,
+            group,
+        } = request;
         let (requested, rounded) = (size as u64, state.round_up.round_up(size) as u64);
         let held = shelf.as_deref();
         // To the pool a block on any shelf is in use; no peak may count it.
-        if others && state.pool.tally().would_peak(rounded, requested) {
+        if others && state.pool.tally().would_peak(origin, rounded, requested) {
             self.shelves.clear_all(held, &mut state.pool);
         }
-        let handed = match state.pool.allocate_free(rounded, requested, key, group) {
+        let found = state
+            .pool
+            .allocate_free(rounded, requested, key, group, origin);
+        let handed = match found {
             Some(handed) => handed,
-            None => self.search(&mut state, held, rounded, requested, key, group)?,
+            None => {
+                // Made in this branch alone, or each request would be written to the stack.
+                let request = Request {
+                    size,
+                    key,
+                    origin,
+                    group,
+                };
+                self.search(&mut state, held, &request, rounded)?
+            }
         };
         let Handed { address, slot } = handed;
         if group == SHARED && !state.pool.frees_at_once(rounded) {
@@ -394,7 +441,7 @@ impl Device {
                 // Such memory has magazines instead.
                 None if self.relaxed && key == UNORDERED => {}
                 None if state.habits.of(slot).asked(address, requested) => {
-                    if let Some(mut shelf) = self.shelves.begin(key) {
+                    if let Some(mut shelf) = self.shelves.begin(key, origin) {
                         shelf.track(key, address, requested, rounded);
                     }
                 }
@@ -412,30 +459,52 @@ impl Device {
         &self,
         state: &mut State,
         held: Option<&Shelf>,
+        request: &Request,
         rounded: u64,
-        requested: u64,
-        key: StreamKey,
-        group: GroupId,
     ) -> Result<Handed, Box<OutOfMemory>> {
         self.shelves.clear_all(held, &mut state.pool);
-        let mut result = state.pool.allocate(rounded, requested, key, group);
+        let tried = state.pool.tally().tried();
+        let result = self.climb(state, request, rounded).map_err(|shortage| {
+            self.out_of_memory(state, request.size as u64, shortage, request.group)
+        });
+        if request.origin == Origin::Cuda {
+            state.pool.tally_mut().tried_for_cuda(tried);
+        }
+        result
+    }
+
+    fn climb(
+        &self,
+        state: &mut State,
+        request: &Request,
+        rounded: u64,
+    ) -> Result<Handed, Shortage> {
+        let &Request {
+            size,
+            key,
+            origin,
+            group,
+        } = request;
+        let requested = size as u64;
+        let mut result = state.pool.allocate(rounded, requested, key, group, origin);
         // Other groups may hold free memory to give back.
         let unsupplied = matches!(&result, Err(it) if matches!(it.refusal, Refusal::Unsupplied(_)));
         if !unsupplied && result.is_err() && state.pool.trim_all(Some(key)) > 0 {
-            result = state.pool.allocate(rounded, requested, key, group);
+            result = state.pool.allocate(rounded, requested, key, group, origin);
         }
         let refused = |it: &Shortage| it.refusal == Refusal::OutOfMemory;
         if result.as_ref().is_err_and(refused) && kept::give_back() {
-            result = state.pool.allocate(rounded, requested, key, group);
+            result = state.pool.allocate(rounded, requested, key, group, origin);
         }
         if result.is_err() && group == SHARED {
             // All that is free is idle now, if that could be waited for.
             let mut lent = state.private.iter().filter(|it| it.lent);
             let pool = &mut state.pool;
-            let block = lent.find_map(|it| pool.allocate_free(rounded, requested, key, it.group));
+            let block =
+                lent.find_map(|it| pool.allocate_free(rounded, requested, key, it.group, origin));
             result = block.map_or(result, Ok);
         }
-        result.map_err(|shortage| self.out_of_memory(state, requested, shortage, group))
+        result
     }
 
     /// Takes a block back. The stream that it was allocated on may have it again at once.
@@ -496,7 +565,7 @@ impl Device {
         let shelf = match held {
             None if !self.shelves.any_open() => None,
             held => {
-                let owner = Owner::of(state.pool.owner_of(&live));
+                let owner = state.cache_of(&live);
                 match held.filter(|shelf| shelf.belongs_to(owner)) {
                     None => self.shelves.of(owner),
                     its => its,
@@ -526,7 +595,7 @@ impl Device {
     /// A block in use is not to come to its stream's shelf or a thread's magazine any more. False where
     /// it lies there already, and so is not in use.
     fn forget(&self, state: &mut State, live: &Live, address: u64) -> bool {
-        let shelf = self.shelves.of(Owner::of(state.pool.owner_of(live)));
+        let shelf = self.shelves.of(state.cache_of(live));
         shelf.is_none_or(|mut shelf| shelf.forget(address))
             && self.forget_in_magazine(state, live, address)
     }
@@ -625,8 +694,11 @@ impl Device {
     /// locked only for a few chunks.
     pub fn tend_idle(&self, now: Duration, patience: Duration) -> bool {
         let mut state = self.settled();
-        let all = &state.pool.counters().all.allocation;
-        let seen = all.allocated + all.freed;
+        let seen = [Origin::Allocator, Origin::Cuda].map(|origin| {
+            let of = &state.pool.counters_of(origin).all.allocation;
+            of.allocated + of.freed
+        });
+        let seen = seen.iter().sum();
         if state.seen.0 != seen {
             state.seen = (seen, now);
         }

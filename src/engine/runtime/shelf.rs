@@ -13,7 +13,7 @@
 
 use super::gpu::{PER_THREAD, thread_number};
 use super::lock::{Apart, Guard, Lock};
-use crate::core::{Class, Gpu, Pool, StreamKey, UNORDERED};
+use crate::core::{Class, Gpu, Origin, Pool, StreamKey, UNORDERED};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -59,7 +59,8 @@ fn would_lie(size: u64, address: u64, last: u64) -> bool {
     size <= crate::core::SMALL || address == last
 }
 
-/// What tells one stream's shelf from others', as far as a handle can.
+/// What tells one stream's shelf from others', as far as a handle can. A stream has one for each origin of
+/// its blocks, so that a block that is handed out again stays in the same figures.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Owner(u64);
 
@@ -68,27 +69,27 @@ impl Owner {
     const NOBODY: Owner = Owner(u64::MAX);
 
     #[inline]
-    pub fn of(key: StreamKey) -> Owner {
+    pub fn of(key: StreamKey, origin: Origin) -> Owner {
+        // Handles are addresses: the uppermost bits are 0, and they are divisible by 4.
         match (key.handle, key.id) {
             // No handle of a stream, and not `NOBODY`.
             _ if key == UNORDERED => Owner(u64::MAX - 1),
-            // Every thread has its own. Handles are addresses, and divisible by 4.
-            (PER_THREAD, id) => Owner(id << 2 | PER_THREAD),
-            (handle, _) => Owner::of_handle(handle),
+            // Every thread has its own.
+            (PER_THREAD, id) => Owner(id << 2 | PER_THREAD | origin as u64),
+            // 1 is another name of the default stream, 0.
+            (handle, _) => Owner(handle & !1 | origin as u64),
         }
     }
 
-    /// Of a stream by its handle; for the per-thread default stream the calling thread's.
+    /// Of the allocator's own blocks on a stream by its handle; for the per-thread default stream on the
+    /// calling thread's.
     #[inline]
     pub fn of_handle(handle: u64) -> Owner {
-        match handle {
-            PER_THREAD => Owner::of(StreamKey {
-                handle,
-                id: thread_number(),
-            }),
-            // 1 is another name of the default stream, 0.
-            _ => Owner(handle & !1),
-        }
+        let id = match handle {
+            PER_THREAD => thread_number(),
+            _ => 0,
+        };
+        Owner::of(StreamKey { handle, id }, Origin::Allocator)
     }
 
     /// The place that its handle gives it. Handles are addresses in the driver's memory, and many streams'
@@ -142,14 +143,14 @@ impl Recycled {
         of.requested += requested;
     }
 
-    /// Tells the pool.
-    pub fn tell<G: Gpu>(&mut self, pool: &mut Pool<G>) {
+    /// Tells the pool, of which all of them are by this origin.
+    pub fn tell<G: Gpu>(&mut self, origin: Origin, pool: &mut Pool<G>) {
         let recycled = std::mem::take(self);
         for class in [Class::Small, Class::Large] {
             let of = &recycled.0[class as usize];
             if of.count > 0 {
                 let tally = pool.tally_mut();
-                tally.recycled(class, of.count, of.bytes, of.requested);
+                tally.recycled(origin, class, of.count, of.bytes, of.requested);
             }
         }
     }
@@ -158,6 +159,8 @@ impl Recycled {
 /// One stream's shelf.
 pub struct Shelf {
     key: StreamKey,
+    /// Whose blocks of that stream.
+    origin: Origin,
     /// Its place among a device's shelves.
     place: usize,
     /// How often it has been opened.
@@ -246,12 +249,13 @@ impl Shelves {
     /// for it. The caller has the device's lock, and no shelf's.
     #[cold]
     #[inline(never)]
-    pub fn begin(&self, key: StreamKey) -> Option<Guard<'_, Shelf>> {
-        let owner = Owner::of(key);
+    pub fn begin(&self, key: StreamKey, origin: Origin) -> Option<Guard<'_, Shelf>> {
+        let owner = Owner::of(key, origin);
         let place = places(owner).find(|place| self.owner_of(*place) == Owner::NOBODY)?;
         let shelf = self.places[place].get_or_init(|| {
             Box::new(Apart(Lock::new(Shelf {
                 key,
+                origin,
                 place,
                 opening: 0,
                 length: 0,
@@ -266,7 +270,7 @@ impl Shelves {
         });
         let mut shelf = shelf.lock();
         shelf.opening += 1;
-        shelf.key = key;
+        (shelf.key, shelf.origin) = (key, origin);
         shelf.worth = OPENS;
         self.owners[place].store(owner.0, Relaxed);
         self.open.fetch_or(1 << place, Relaxed);
@@ -352,7 +356,7 @@ impl Shelf {
     /// Whether it is the shelf of this owner.
     #[inline]
     pub fn belongs_to(&self, owner: Owner) -> bool {
-        Owner::of(self.key) == owner
+        Owner::of(self.key, self.origin) == owner
     }
 
     /// Whether it is this stream's.
@@ -436,7 +440,7 @@ impl Shelf {
 
     /// Gives what lies here back to the pool.
     pub fn clear<G: Gpu>(&mut self, pool: &mut Pool<G>) {
-        self.recycled.tell(pool);
+        self.recycled.tell(self.origin, pool);
         pool.free_late(|pool| {
             for track in &self.lying[..self.length] {
                 let item = &mut self.tracked[usize::from(*track)];
@@ -602,14 +606,18 @@ mod tests {
         }
     }
 
+    fn of(key: StreamKey) -> Owner {
+        Owner::of(key, Origin::Allocator)
+    }
+
     /// Streams, by address as a driver's are, that would all like the same place.
     fn crowd() -> impl Iterator<Item = StreamKey> {
-        let home = Owner::of(UNORDERED).home();
+        let home = of(UNORDERED).home();
         let keys = (1..).map(|id| StreamKey {
             handle: id * 64,
             id,
         });
-        keys.filter(move |key| Owner::of(*key).home() == home)
+        keys.filter(move |key| of(*key).home() == home)
     }
 
     #[test]
@@ -618,11 +626,11 @@ mod tests {
         let crowd: Vec<StreamKey> = crowd().take(SHELVES + 1).collect();
         let mut found: Vec<usize> = Vec::new();
         for key in &crowd[..SHELVES] {
-            assert!(shelves.of(Owner::of(*key)).is_none());
-            assert!(shelves.begin(*key).is_some());
+            assert!(shelves.of(of(*key)).is_none());
+            assert!(shelves.begin(*key, Origin::Allocator).is_some());
         }
         for key in &crowd[..SHELVES] {
-            let shelf = shelves.of(Owner::of(*key)).expect("its shelf");
+            let shelf = shelves.of(of(*key)).expect("its shelf");
             assert!(shelf.is_of(*key));
             found.push(shelf.place);
         }
@@ -631,24 +639,36 @@ mod tests {
         assert_eq!(found.len(), SHELVES);
         // One too many has none, until another's is closed.
         let late = crowd[SHELVES];
-        assert!(shelves.begin(late).is_none());
-        let closed = shelves.of(Owner::of(crowd[3])).expect("its shelf");
+        assert!(shelves.begin(late, Origin::Allocator).is_none());
+        let closed = shelves.of(of(crowd[3])).expect("its shelf");
         let place = closed.place;
         shelves.end(closed);
-        assert!(shelves.of(Owner::of(crowd[3])).is_none());
-        assert_eq!(shelves.begin(late).map(|shelf| shelf.place), Some(place));
-        assert!(shelves.of(Owner::of(late)).is_some_and(|it| it.is_of(late)));
+        assert!(shelves.of(of(crowd[3])).is_none());
+        assert_eq!(
+            shelves
+                .begin(late, Origin::Allocator)
+                .map(|shelf| shelf.place),
+            Some(place)
+        );
+        assert!(shelves.of(of(late)).is_some_and(|it| it.is_of(late)));
     }
 
     #[test]
     fn who_is_another_stream_has_another_shelf() {
         let key = |handle, id| StreamKey { handle, id };
-        let owners = [UNORDERED, key(0, 0), key(2, 1), key(2, 2), key(64, 5)].map(Owner::of);
+        let owners = [UNORDERED, key(0, 0), key(2, 1), key(2, 2), key(64, 5)].map(of);
         for (at, owner) in owners.iter().enumerate() {
             assert!(*owner != Owner::NOBODY);
             assert!(owners[..at].iter().all(|other| other != owner));
         }
+        let others = owners[1..]
+            .iter()
+            .zip([key(0, 0), key(2, 1), key(2, 2), key(64, 5)]);
+        for (owner, key) in others {
+            let other = Owner::of(key, Origin::Cuda);
+            assert!(other != Owner::NOBODY && other != *owner && !owners.contains(&other));
+        }
         assert!(Owner::of_handle(1) == Owner::of_handle(0));
-        assert!(Owner::of_handle(2) == Owner::of(key(2, thread_number())));
+        assert!(Owner::of_handle(2) == of(key(2, thread_number())));
     }
 }

@@ -11,10 +11,24 @@ use super::settings::Driver;
 use crate::core::{Counters, Flow, Usage};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 /// Raised when a field changes its meaning or goes; new fields do not raise it.
 pub const SCHEMA_VERSION: u32 = 1;
+
+/// The library is PyTorch's allocator: see [`set_allocator`].
+static ALLOCATOR: AtomicBool = AtomicBool::new(false);
+
+/// From now on the library is PyTorch's allocator, and what CUDA's functions are asked for is other
+/// libraries', also where PyTorch has not asked for anything yet.
+pub fn set_allocator() {
+    ALLOCATOR.store(true, Relaxed);
+}
+
+pub(super) fn is_allocator() -> bool {
+    ALLOCATOR.load(Relaxed)
+}
 
 /// One figure of ours for a device.
 struct Own {
@@ -34,16 +48,19 @@ own! {
         |f| f.limit.map_or(Value::Null, Value::from);
     "fragmentation", "free share of what is held: inactive bytes over reserved bytes, 0 to 1",
         |f| {
-            let all = &f.counters.all;
+            let all = &f.of_program().all;
             let reserved = all.reserved_bytes.current.max(1) as f64;
             json!(all.inactive_split_bytes.current as f64 / reserved)
         };
     "largest_free_bytes", "the largest free contiguous range",
         |f| json!(f.largest_free);
     "live_blocks", "blocks that the program has not given back",
-        |f| json!(f.counters.all.allocation.current);
+        |f| json!(f.of_program().all.allocation.current);
     "pending_bytes", "bytes given back that another recorded stream may still use",
-        |f| json!(f.counters.pending_bytes);
+        |f| json!(f.of_program().pending_bytes);
+    "other_libraries", "where `memory_stats` is PyTorch's: what other libraries of the process have from the \
+         pool by `cudaMalloc`, `cudaMallocAsync` and the like, under the names of `memory_stats`; else null",
+        |f| f.of_others().map_or(Value::Null, |it| Value::Object(others(it)));
     "hits", "requests met from memory that was free already",
         |f| json!(f.counters.hits);
     "growths", "requests for which new memory was taken from the driver",
@@ -113,7 +130,7 @@ fn device_json(device: &Device, figures: Option<&Figures>) -> Value {
     if let Some(figures) = figures {
         object.insert(
             "memory_stats".into(),
-            Value::Object(memory_stats(&figures.counters)),
+            Value::Object(memory_stats(figures.of_program())),
         );
         for own in OWN {
             object.insert(own.name.into(), (own.value)(figures));
@@ -125,24 +142,18 @@ fn device_json(device: &Device, figures: Option<&Figures>) -> Value {
 /// PyTorch's `memory_stats`, key by key under its names (`torch/cuda/memory.py`).
 pub fn memory_stats(counters: &Counters) -> Map<String, Value> {
     let mut stats = Map::new();
-    let mut put = |name: String, flow: &Flow| {
-        stats.insert(format!("{name}.current"), flow.current.into());
-        stats.insert(format!("{name}.peak"), flow.peak.into());
-        stats.insert(format!("{name}.allocated"), flow.allocated.into());
-        stats.insert(format!("{name}.freed"), flow.freed.into());
-    };
     for (pool, usage) in [
         ("all", &counters.all),
         ("small_pool", &counters.small),
         ("large_pool", &counters.large),
     ] {
         for (name, flow) in by_name(usage) {
-            put(format!("{name}.{pool}"), flow);
+            put(&mut stats, &format!("{name}.{pool}"), flow);
         }
     }
     // Nothing is oversize without `max_split_size_mb`, which has no effect here.
-    put("oversize_allocations".into(), &Flow::default());
-    put("oversize_segments".into(), &Flow::default());
+    put(&mut stats, "oversize_allocations", &Flow::default());
+    put(&mut stats, "oversize_segments", &Flow::default());
     for (name, value) in [
         ("num_alloc_retries", counters.alloc_retries),
         ("num_ooms", counters.ooms),
@@ -154,6 +165,36 @@ pub fn memory_stats(counters: &Counters) -> Map<String, Value> {
     }
     stats.insert("max_split_size".into(), (-1).into());
     stats
+}
+
+/// What is counted of the blocks of other libraries, all sizes together.
+fn others(counters: &Counters) -> Map<String, Value> {
+    let mut stats = Map::new();
+    for (name, flow) in of_blocks(&counters.all) {
+        put(&mut stats, &format!("{name}.all"), flow);
+    }
+    stats.insert("num_alloc_retries".into(), counters.alloc_retries.into());
+    stats.insert("num_ooms".into(), counters.ooms.into());
+    stats
+}
+
+/// Those of the quantities that blocks have, and the memory around them has not.
+fn of_blocks(usage: &Usage) -> impl Iterator<Item = (&'static str, &Flow)> {
+    let of_memory = [
+        "segment",
+        "inactive_split",
+        "reserved_bytes",
+        "inactive_split_bytes",
+    ];
+    let all = by_name(usage).into_iter();
+    all.filter(move |(name, _)| !of_memory.contains(name))
+}
+
+fn put(stats: &mut Map<String, Value>, name: &str, flow: &Flow) {
+    stats.insert(format!("{name}.current"), flow.current.into());
+    stats.insert(format!("{name}.peak"), flow.peak.into());
+    stats.insert(format!("{name}.allocated"), flow.allocated.into());
+    stats.insert(format!("{name}.freed"), flow.freed.into());
 }
 
 /// What PyTorch counts, in the order that its own table has (`DeviceStats` in its

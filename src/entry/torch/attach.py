@@ -57,6 +57,8 @@ know_cxx = native("know_cxx", None, ctypes.c_bool)
 follows = native("follows", None, ctypes.c_bool)
 set_metadata = native("set_metadata", None, ctypes.c_char_p, ctypes.c_size_t)
 profiling = native("profiling", None, ctypes.c_bool)
+trace_gpu = native("trace_gpu", None, ctypes.c_size_t)
+is_gpu_traced = native("is_gpu_traced", ctypes.c_bool)
 set_observer = native("set_observer", None, OBSERVE)
 POOL = ctypes.c_int, ctypes.c_ulonglong, ctypes.c_ulonglong
 pool_blocks = native("pool_blocks", None, *POOL, TAKE)
@@ -166,10 +168,37 @@ def watch_profilers(core):
     profiling(False)
 
 
+def watch_gpu_trace(core):
+    """Has PyTorch's GPU trace told of blocks once it is activated, which its own allocator does."""
+    activate = getattr(core, "_activate_gpu_trace", None)
+    if activate is None:
+        return
+
+    def fire(address, goes):
+        from torch.cuda import _gpu_trace
+
+        callbacks = (
+            _gpu_trace.MemoryDeallocationCallbacks if goes else _gpu_trace.MemoryAllocationCallbacks
+        )
+        callbacks.fire_callbacks(address)
+
+    for_good(fire)
+
+    @functools.wraps(activate)
+    def _activate_gpu_trace():
+        activate()
+        trace_gpu(id(fire))
+
+    core._activate_gpu_trace = _activate_gpu_trace
+    if is_gpu_traced():
+        trace_gpu(id(fire))
+
+
 def replace_functions(core):
     """Puts ours in place of the functions that raise under any pluggable allocator."""
 
     watch_profilers(core)
+    watch_gpu_trace(core)
 
     def device_number(device):
         if not isinstance(device, int) or not 0 <= device < core._cuda_getDeviceCount():

@@ -12,11 +12,11 @@ use super::{
     allocate, checkpoint, concertina_base_alloc, concertina_begin_allocate_to_pool,
     concertina_empty_cache, concertina_end_allocate_to_pool, concertina_free, concertina_init,
     concertina_malloc, concertina_memory_fraction, concertina_record_stream,
-    concertina_release_pool, error, history, memory, profiler, release, snapshot,
+    concertina_release_pool, error, gpu_trace, history, memory, profiler, release, snapshot,
 };
 use crate::entry::guard::guard;
 use crate::entry::python::{Script, source};
-use concertina_engine::runtime::{Device, capture, message};
+use concertina_engine::runtime::{Device, capture, message, stats};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,6 +75,8 @@ functions! {
     c"know_cxx": snapshot::set_known;
     c"follows": snapshot::follows;
     c"set_metadata": history::set_metadata;
+    c"trace_gpu": gpu_trace::trace_gpu;
+    c"is_gpu_traced": gpu_trace::is_gpu_traced;
     c"set_observer": set_observer;
     c"profiling": profiler::profiling;
     c"pool_blocks": checkpoint::pool_blocks;
@@ -116,6 +118,7 @@ extern "C" fn attach(known: bool) -> bool {
             return false;
         }
         ATTACHED.store(true, Ordering::Relaxed);
+        stats::set_allocator();
         let mut missing = Vec::new();
         match object {
             Some(object) => {

@@ -71,35 +71,24 @@ fn gather(wanted: Contexts) -> Context {
     if gather.is_null() {
         return None;
     }
-    // SAFETY: `gather` is a callable object that is never let go of; with an interpreter that runs,
-    // its lock may be taken, and an exception that is being handled is put aside meanwhile.
-    unsafe {
-        if (python.Py_IsInitialized)() == 0 {
-            return None;
-        }
-        let state = (python.PyGILState_Ensure)();
-        let mut error = [ptr::null_mut(); 3];
-        let [kind, value, trace] = &mut error;
-        (python.PyErr_Fetch)(kind, value, trace);
-        if READING.load(Ordering::Relaxed) == 0 {
-            let unneeded = UNNEEDED
-                .lock()
-                .map(|mut all| std::mem::take(&mut *all))
-                .unwrap_or_default();
-            for object in unneeded {
-                (python.Py_DecRef)(object as Object);
+    // SAFETY: no lock of ours is held. `gather` is a callable object that is never let go of.
+    let traceback = unsafe {
+        python.aside(|| {
+            if READING.load(Ordering::Relaxed) == 0 {
+                let unneeded = UNNEEDED
+                    .lock()
+                    .map(|mut all| std::mem::take(&mut *all))
+                    .unwrap_or_default();
+                for object in unneeded {
+                    (python.Py_DecRef)(object as Object);
+                }
             }
-        }
-        let traceback = (python.PyObject_CallObject)(gather, ptr::null_mut());
-        if traceback.is_null() {
-            (python.PyErr_Clear)();
-        }
-        (python.PyErr_Restore)(error[0], error[1], error[2]);
-        (python.PyGILState_Release)(state);
-        match traceback.is_null() {
-            true => None,
-            false => Some(Arc::new(Traceback(traceback as usize))),
-        }
+            (python.PyObject_CallObject)(gather, ptr::null_mut())
+        })
+    }?;
+    match traceback.is_null() {
+        true => None,
+        false => Some(Arc::new(Traceback(traceback as usize))),
     }
 }
 

@@ -6,6 +6,7 @@ mod checkpoint;
 mod cxx;
 mod error;
 mod filter;
+mod gpu_trace;
 mod history;
 mod memory;
 mod profiler;
@@ -27,7 +28,7 @@ use error::Failure;
 use filter::StreamFilter;
 use std::ffi::{c_double, c_int, c_ulonglong, c_void};
 use std::ptr;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -170,7 +171,30 @@ extern "C-unwind" fn release(
 /// Whether anybody wants to know what comes and goes.
 #[inline]
 fn is_watched() -> bool {
-    concertina_engine::runtime::history::is_recorded() || profiler::is_listening()
+    concertina_engine::runtime::history::is_recorded() || is_listening()
+}
+
+/// Who else but the history may want to know, bit by bit: profilers, which `attach.py` sees start, and until
+/// it is there may be at work unseen, and PyTorch's GPU trace.
+static LISTENERS: AtomicU8 = AtomicU8::new(PROFILED);
+const PROFILED: u8 = 1;
+const TRACED: u8 = 2;
+
+fn set_listening(who: u8, listens: bool) {
+    match listens {
+        true => LISTENERS.fetch_or(who, Relaxed),
+        false => LISTENERS.fetch_and(!who, Relaxed),
+    };
+}
+
+#[inline]
+fn may_listen(who: u8) -> bool {
+    LISTENERS.load(Relaxed) & who != 0
+}
+
+#[inline]
+fn is_listening() -> bool {
+    may_listen(PROFILED | TRACED) && (may_listen(TRACED) || profiler::is_listening())
 }
 
 // Whoever wants to know is C++ and may throw, which goes on to PyTorch as under its own allocator: there is
@@ -191,6 +215,7 @@ fn tell_allocated(pointer: *mut c_void, size: usize, device: c_int, stream: *mut
         let unwanted = Unwanted(pointer, device, stream);
         history::allocated(here, pointer as u64, size, stream as u64);
         profiler::report(here, pointer as u64, bytes);
+        gpu_trace::allocated(pointer as u64);
         std::mem::forget(unwanted);
     }
 }
@@ -198,6 +223,7 @@ fn tell_allocated(pointer: *mut c_void, size: usize, device: c_int, stream: *mut
 #[cold]
 fn tell_freeing(pointer: *mut c_void, size: usize, device: c_int, stream: *mut CUstream_st) {
     if let Some((here, _)) = of_whom(pointer, size, device) {
+        gpu_trace::freeing(pointer as u64);
         history::freeing(here, pointer as u64, size, stream as u64);
     }
 }

@@ -1,12 +1,12 @@
 //! `torch.profiler` with `profile_memory=True`: PyTorch's allocators tell it of each block.
 
 use super::symbols::Library;
+use super::{PROFILED, may_listen, set_listening};
 use crate::entry::guard::guard;
 use concertina_engine::runtime::{Device, Usage};
 use std::ffi::c_void;
 use std::mem::transmute;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// `c10::Device`, passed in a register.
 #[repr(C)]
@@ -29,13 +29,10 @@ struct Profiler {
 
 static PROFILER: OnceLock<Profiler> = OnceLock::new();
 
-/// Whether any profiler may be at work, on any thread.
-static ANY: AtomicBool = AtomicBool::new(true);
-
 /// Called by `attach.py`, which sees profilers start: whether any may be at work. To ask PyTorch costs as
 /// much as to allocate.
 pub extern "C" fn profiling(any: bool) {
-    ANY.store(any, Relaxed);
+    set_listening(PROFILED, any);
 }
 
 /// Looks PyTorch's functions up. False where they are not all there.
@@ -64,7 +61,7 @@ pub fn find() -> bool {
 /// The profiler, while this thread's work is profiled with its memory.
 #[inline]
 fn listening() -> Option<&'static Profiler> {
-    if !ANY.load(Relaxed) {
+    if !may_listen(PROFILED) {
         return None;
     }
     // SAFETY: takes nothing, and reads this thread's state.
@@ -87,7 +84,7 @@ pub fn report(device: &Device, address: u64, size: i64) {
             (profiler.memory)(
                 address as *mut c_void,
                 size,
-                usage.live as usize,
+                usage.live_of_allocator as usize,
                 usage.reserved as usize,
                 cxx(device),
             )
@@ -104,7 +101,7 @@ pub fn report_out_of_memory(device: &Device, size: usize) {
         unsafe {
             (profiler.out_of_memory)(
                 size as i64,
-                usage.live as usize,
+                usage.live_of_allocator as usize,
                 usage.reserved as usize,
                 cxx(device),
             )

@@ -2,8 +2,8 @@
 //! it out, and what can be asked about it.
 
 use super::later::Aside;
-use super::{Device, OutOfMemory, Routes, State, UnknownPointer};
-use crate::core::{ALL_STREAMS, Found, Gpu, StreamKey, UNORDERED};
+use super::{Device, OutOfMemory, State, UnknownPointer};
+use crate::core::{ALL_STREAMS, Found, Gpu, Origin, StreamKey, UNORDERED};
 use crate::runtime::capture;
 use crate::runtime::gpu::{synchronize, synchronize_in_capture};
 use crate::runtime::live_streams::LiveStreams;
@@ -13,8 +13,10 @@ use crate::runtime::shelf::Owner;
 /// How much of a device a process uses, as its own calls show it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Bytes of the blocks in use.
+    /// Bytes of the blocks in use, whoever asked for them.
     pub live: u64,
+    /// Bytes of those that the allocator's own functions were asked for.
+    pub live_of_allocator: u64,
     /// Bytes held from the driver.
     pub reserved: u64,
 }
@@ -34,7 +36,7 @@ impl Device {
     /// Takes back a block that no work uses any more: the caller has waited for it.
     #[inline]
     pub fn free_idle(&self, address: u64) -> Result<(), UnknownPointer> {
-        self.free_to_shelf(address, Owner::of(UNORDERED))
+        self.free_to_shelf(address, Owner::of(UNORDERED, Origin::Cuda))
     }
 
     /// The same, from blocks that were set aside first ([`Device::set_aside`]); where there is no other
@@ -68,9 +70,9 @@ impl Device {
                 return Ok(block.address);
             }
         }
-        let address = match self.allocate_without_shelf(size, UNORDERED, Routes::Ignore) {
+        let address = match self.allocate_without_shelf(size, UNORDERED, Origin::Cuda) {
             Err(_) if self.take_back_aside() => {
-                self.allocate_without_shelf(size, UNORDERED, Routes::Ignore)
+                self.allocate_without_shelf(size, UNORDERED, Origin::Cuda)
             }
             block => block,
         }?;
@@ -160,7 +162,7 @@ impl Device {
     /// memory again where it was allocated on the same stream; otherwise as [`Device::free_later`].
     #[inline]
     pub fn free_on(&self, address: u64, key: StreamKey) -> Result<(), UnknownPointer> {
-        if let Some(mut shelf) = self.shelves.of(Owner::of(key))
+        if let Some(mut shelf) = self.shelves.of(Owner::of(key, Origin::Cuda))
             && shelf.is_of(key)
             && shelf.put(address)
         {
@@ -188,7 +190,7 @@ impl Device {
         let Some(live) = state.pool.look_up(address) else {
             return false;
         };
-        let shelf = self.shelves.of(Owner::of(state.pool.owner_of(&live)));
+        let shelf = self.shelves.of(state.cache_of(&live));
         !state.is_aside(&live)
             && shelf.is_none_or(|shelf| !shelf.has(address))
             && !self.magazines.has(&live, address, &state.later.holders)
@@ -224,10 +226,12 @@ impl Device {
     /// What is in use and held now.
     pub fn usage(&self) -> Usage {
         let state = self.settled();
-        let all = &state.pool.counters().all;
+        let tally = state.pool.tally();
+        let live_of_allocator = tally.in_use(Origin::Allocator);
         Usage {
-            live: all.allocated_bytes.current - state.later.bytes(),
-            reserved: all.reserved_bytes.current,
+            live: live_of_allocator + tally.in_use(Origin::Cuda) - state.later.bytes(),
+            live_of_allocator,
+            reserved: tally.held(),
         }
     }
 

@@ -1,15 +1,18 @@
 //! What is counted of a device.
 
 use super::{Device, State};
-use crate::core::Counters;
+use crate::core::{Counters, Origin};
 use crate::runtime::ledger::{Call, CallFigures};
+use crate::runtime::stats;
 use std::time::Duration;
 
 /// What a device's pool looks like at one moment.
 #[derive(Clone, Debug)]
 pub struct Figures {
-    /// PyTorch's counters and ours.
+    /// PyTorch's counters and ours, with the blocks that the allocator's own functions were asked for.
     pub counters: Counters,
+    /// The same with the blocks that CUDA's functions were asked for.
+    pub of_cuda: Counters,
     /// Count and time of each driver call.
     pub calls: Vec<(Call, CallFigures)>,
     /// Bytes of the largest free range.
@@ -26,6 +29,26 @@ impl Figures {
     /// Bytes held from the driver now, whatever they are for.
     pub fn reserved_bytes(&self) -> u64 {
         self.counters.all.reserved_bytes.current
+    }
+
+    /// What the statistics show as the program's: what it asked of the allocator, or where it asked nothing
+    /// of that, its calls of CUDA's functions.
+    pub fn of_program(&self) -> &Counters {
+        match self.is_allocator() {
+            true => &self.counters,
+            false => &self.of_cuda,
+        }
+    }
+
+    /// Beside it, what other libraries had by CUDA's functions; `None` where those are the program's calls.
+    pub fn of_others(&self) -> Option<&Counters> {
+        self.is_allocator().then_some(&self.of_cuda)
+    }
+
+    /// Whether the library is PyTorch's allocator, or another program's.
+    fn is_allocator(&self) -> bool {
+        let asked = &self.counters.all.allocation;
+        stats::is_allocator() || asked.allocated + asked.current + asked.peak > 0
     }
 
     /// The most that were held since the peaks were last reset.
@@ -60,6 +83,7 @@ impl Device {
     fn figures_of(&self, state: &State) -> Figures {
         Figures {
             counters: state.pool.counters(),
+            of_cuda: state.pool.counters_of(Origin::Cuda),
             calls: Call::ALL
                 .iter()
                 .map(|call| (*call, self.ledger.figures(*call)))

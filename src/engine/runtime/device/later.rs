@@ -6,7 +6,7 @@
 //! in use meanwhile, and marked as shared.
 
 use super::magazine::{BATCH, Holders};
-use crate::core::{ALL_STREAMS, Class, Event, Gpu, Live, Pool, block_size};
+use crate::core::{ALL_STREAMS, Class, Event, Gpu, Live, Origin, Pool, block_size};
 use crate::runtime::gpu::DriverGpu;
 use crate::runtime::shelf::spread;
 use std::collections::{HashMap, VecDeque};
@@ -140,7 +140,7 @@ impl Later {
         self.bytes -= size;
         self.ready_bytes -= size;
         let tally = pool.tally_mut();
-        tally.recycled(Class::of(size), 1, size, block.live.requested);
+        tally.recycled(Origin::Cuda, Class::of(size), 1, size, block.live.requested);
         Some(block)
     }
 

@@ -14,7 +14,7 @@
 //! and cease to be under both.
 
 use super::later::{Aside, Later};
-use crate::core::{ALL_STREAMS, Event, Gpu, Live, Pool};
+use crate::core::{ALL_STREAMS, Event, Gpu, Live, Origin, Pool};
 use crate::runtime::gpu::DriverGpu;
 use crate::runtime::lock::{Apart, Guard, Lock};
 use crate::runtime::shelf::{Recycled, spread};
@@ -396,7 +396,7 @@ impl Magazine {
     }
 
     fn empty(&mut self, later: &mut Later, pool: &mut Pool<DriverGpu>) {
-        self.recycled.tell(pool);
+        self.recycled.tell(Origin::Cuda, pool);
         self.pour_ready(later, pool);
         while let Some((event, mut batch)) = self.waiting.pop_front() {
             let blocks = self.release(&mut batch, &mut later.holders);

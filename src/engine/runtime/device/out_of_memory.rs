@@ -52,6 +52,7 @@ impl fmt::Display for OutOfMemory {
         let Shortage {
             asked,
             live,
+            live_of_cuda,
             reserved,
             largest,
             elsewhere,
@@ -81,10 +82,13 @@ impl fmt::Display for OutOfMemory {
             }
             None => write!(f, " does not say what is free")?,
         }
+        write!(f, ". In use by the program: {}", Bytes(live - live_of_cuda))?;
+        if live_of_cuda > 0 {
+            write!(f, "; by other libraries: {}", Bytes(live_of_cuda))?;
+        }
         write!(
             f,
-            ". In use by the program: {}; held by the allocator: {}; largest free range: {}",
-            Bytes(live),
+            "; held by the allocator: {}; largest free range: {}",
             Bytes(reserved),
             Bytes(largest)
         )?;

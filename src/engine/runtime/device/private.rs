@@ -31,13 +31,6 @@ pub struct Routed {
     pub restored: VecDeque<u64>,
 }
 
-/// Whether an allocation goes where routes send it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Routes {
-    Apply,
-    Ignore,
-}
-
 /// Where an allocation comes from.
 pub enum From {
     Group(GroupId),

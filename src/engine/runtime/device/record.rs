@@ -1,7 +1,7 @@
 //! What a device's history is told, and what PyTorch's snapshots tell of the device.
 
 use super::{Device, PoolId, State};
-use crate::core::{Piece, Segment};
+use crate::core::{Origin, Piece, Segment};
 use crate::runtime::history::{self, Action, Context, History};
 use crate::runtime::lock::Guard;
 use serde_json::{Value, json};
@@ -89,10 +89,29 @@ impl Device {
 
 /// A segment as PyTorch's snapshots have it. Memory of all sizes is shared here, so that every
 /// segment is large; its stream is that of its first block.
+///
+/// A block of another library's is none of PyTorch's that is in use, so that the sums of a snapshot are those
+/// of PyTorch's counters; it is said of it what it is.
 fn segment_json(device: i32, segment: &Segment, pool: PoolId, history: &History) -> Value {
     let pieces = &segment.pieces;
+    let foreign = |piece: &Piece| piece.origin == Origin::Cuda;
     let sum = |of: &dyn Fn(&Piece) -> u64| pieces.iter().map(of).sum::<u64>();
+    let own = |of: &dyn Fn(&Piece) -> u64| {
+        let own = pieces.iter().filter(|piece| !foreign(piece));
+        own.map(of).sum::<u64>()
+    };
     let blocks = pieces.iter().map(|piece| {
+        if foreign(piece) {
+            return json!({
+                "address": piece.address,
+                "size": piece.size,
+                "requested_size": 0,
+                "state": "inactive",
+                "stream": piece.stream,
+                "context": null,
+                "other_library": true,
+            });
+        }
         json!({
             "address": piece.address,
             "size": piece.size,
@@ -110,9 +129,9 @@ fn segment_json(device: i32, segment: &Segment, pool: PoolId, history: &History)
         "device": device,
         "address": pieces[0].address,
         "total_size": sum(&|piece| piece.size),
-        "allocated_size": sum(&|piece| if piece.live { piece.size } else { 0 }),
-        "active_size": sum(&|piece| if piece.live || piece.pending { piece.size } else { 0 }),
-        "requested_size": sum(&|piece| piece.requested),
+        "allocated_size": own(&|piece| if piece.live { piece.size } else { 0 }),
+        "active_size": own(&|piece| if piece.live || piece.pending { piece.size } else { 0 }),
+        "requested_size": own(&|piece| piece.requested),
         "stream": pieces[0].stream,
         "segment_type": "large",
         "segment_pool_id": [pool.0, pool.1],
