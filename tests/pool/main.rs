@@ -13,6 +13,7 @@ mod counters;
 mod gpu;
 mod idle;
 mod limits;
+mod many_pools;
 mod plain;
 mod private;
 mod random;

@@ -9,7 +9,7 @@ use super::clock::Clock;
 use super::counters::{Counters, Tally};
 use super::effort::Effort;
 use super::gpu::{Gpu, Refusal};
-use super::group::{Group, GroupId, SHARED};
+use super::group::{Due, Group, GroupId, SHARED};
 use super::journal::Journal;
 use super::rest::Rest;
 use super::stream::{Slots, StreamKey};
@@ -149,8 +149,9 @@ pub struct Pool<G> {
     pub(super) journal: Journal,
     /// Supplied segments that are not needed any more, by address and size.
     pub(super) returned: Vec<(u64, u64)>,
-    /// A closing group may have become free.
-    ripe: bool,
+    /// Groups that nobody uses any more and that can be used again.
+    closed: Vec<GroupId>,
+    pub(super) due: Due,
     /// Scratch: chunks to move and the holes they lie in, ascending inside a hole.
     pub(super) chosen: Vec<(BlockId, ChunkId)>,
 }
@@ -186,7 +187,8 @@ impl<G: Gpu> Pool<G> {
             counters: Tally::default(),
             journal: Journal::default(),
             returned: Vec::new(),
-            ripe: false,
+            closed: Vec::new(),
+            due: Due::default(),
             chosen: Vec::new(),
         }
     }
@@ -334,8 +336,8 @@ impl<G: Gpu> Pool<G> {
             return size;
         }
         owner.live -= 1;
-        if group.closing {
-            self.ripe |= group.ripen(&self.gpu);
+        if group.watched {
+            self.due.note_free(group, owner.group, &self.gpu);
         }
         let (tail, idle) = (&mut group.tail, owner.idle);
         let clock = self.clock.tick(size);
@@ -403,46 +405,91 @@ impl<G: Gpu> Pool<G> {
     /// A new group, which shares no memory with others, and whose memory is `supplied`
     /// ([`Pool::supply`]) or the driver's. `None` when there are too many.
     pub fn open_group(&mut self, supplied: bool) -> Option<GroupId> {
-        let vacant = self.groups.iter().position(|group| group.closed);
-        let at = vacant.unwrap_or(self.groups.len());
-        let id = GroupId::try_from(at).ok()?;
-        let group = Group::new(self.slots.add_idle(id)?, self.granularity, supplied);
+        let vacant = self.closed.last().copied();
+        let id = match vacant {
+            Some(id) => id,
+            None => GroupId::try_from(self.groups.len()).ok()?,
+        };
+        let mut group = Group::new(self.slots.add_idle(id)?, self.granularity, supplied);
+        group.watched = true;
         match vacant {
-            Some(at) => self.groups[at] = group,
+            Some(id) => {
+                self.closed.pop();
+                self.groups[id as usize] = group;
+            }
             None => self.groups.push(group),
         }
         Some(id)
     }
 
+
     /// Nobody allocates from the group any more. Its memory is given back now as far as it is free,
     /// and the rest at a later call that may wait for the device, once it is.
     pub fn close_group(&mut self, id: GroupId) {
-        self.groups[id as usize].closing = true;
-        self.ripe = true;
+        let group = &mut self.groups[id as usize];
+        (group.closing, group.watched) = (true, true);
+        self.due.ripe.push(id);
         self.trim_closing();
     }
 
     /// Gives back what closing groups hold, if that may have become more. Waits for the device; in a
     /// capture, where it may not, it does nothing and is due again.
     pub fn trim_closing(&mut self) {
-        if !self.ripe || !self.gpu.synchronize() {
+        if self.due.ripe.is_empty() || !self.gpu.synchronize() {
             return;
         }
-        self.ripe = false;
-        for id in 0..self.groups.len() as GroupId {
+        self.clock.settle(&mut self.gpu);
+        for id in std::mem::take(&mut self.due.ripe) {
             let group = &self.groups[id as usize];
-            if group.closing && !group.closed && !group.captured {
+            // The group of that number may have gone since.
+            if !group.closing || group.closed {
+                continue;
+            }
+            if !group.captured {
                 self.trim(id);
                 self.finish_closing(id);
             }
+            let group = &mut self.groups[id as usize];
+            if !group.closed && (group.captured || group.live == 0) {
+                // A capture may use it, or the driver did not take all of it back.
+                self.due.list(group, id);
+            }
+        }
+        // Blocks that waited have come free meanwhile.
+        let groups = &self.groups;
+        self.due.ripe.retain(|id| !groups[*id as usize].closed);
+    }
+
+    /// All that closing groups have free is to be given back, from now on also what was freed during a
+    /// capture.
+    pub(super) fn let_closing_go(&mut self) {
+        for id in std::mem::take(&mut self.due.unripe) {
+            let group = &mut self.groups[id as usize];
+            (group.listed, group.captured) = (false, false);
+            self.due.ripe.push(id);
         }
     }
 
-    /// From now on nothing counts as used by a captured graph that was freed while it was captured.
-    pub(super) fn let_captured_go(&mut self) {
-        for group in &mut self.groups {
-            self.ripe |= std::mem::take(&mut group.captured);
+    /// What passed events have made idle of a private pool. True if there was any.
+    fn release_group(&mut self, id: GroupId) -> bool {
+        let passed = self.clock.passed;
+        id != SHARED
+            && std::mem::replace(&mut self.groups[id as usize].released, passed) != passed
+            && self.release_group_up_to(id, passed)
+    }
+
+    /// A group's holes that were freed up to some time become idle. True if there were any.
+    pub(super) fn release_group_up_to(&mut self, id: GroupId, passed: u64) -> bool {
+        let slots = self.slots.streams_of(id);
+        let slots: Vec<u16> = slots
+            .filter(|(_, it)| !it.bins.is_empty())
+            .map(|(slot, _)| slot)
+            .collect();
+        let mut changed = false;
+        for slot in slots {
+            changed |= self.release(slot, passed);
         }
+        changed
     }
 
     /// Gives everything back that can be, addresses too. For when nobody uses the pool any more.
@@ -467,6 +514,7 @@ impl<G: Gpu> Pool<G> {
         }
         group.closed = true;
         self.slots.remove_group(id);
+        self.closed.push(id);
     }
 
     /// Whether a request for `size` bytes from the group would be met at once, on every stream.
@@ -505,7 +553,8 @@ impl<G: Gpu> Pool<G> {
             return Ok(hole);
         }
         // 2. What other streams' passed events have made idle.
-        if self.advance()
+        let group = self.slots.get(slot).group;
+        if (self.advance() | self.release_group(group))
             && let Some(hole) = self.hit(size, slot)
         {
             return Ok(hole);
@@ -531,7 +580,6 @@ impl<G: Gpu> Pool<G> {
         if let Some(hole) = self.hit(size, slot) {
             return Ok(hole);
         }
-        let group = self.slots.get(slot).group;
         if self.granularity == 0 && group == SHARED {
             self.trim_segments(group);
         }
@@ -650,8 +698,8 @@ impl<G: Gpu> Pool<G> {
         let owner = self.slots.get_mut(self.blocks[id].slot);
         owner.live -= 1;
         let group = &mut self.groups[owner.group as usize];
-        if group.closing {
-            self.ripe |= group.ripen(&self.gpu);
+        if group.watched {
+            self.due.note_free(group, owner.group, &self.gpu);
         }
         self.add_hole(id, slot, clock);
     }

@@ -2,6 +2,7 @@
 
 use super::block::{BlockId, NONE, State};
 use super::gpu::Gpu;
+use super::group::SHARED;
 use super::journal::Happening;
 use super::pool::{Pool, Unknown};
 use super::stream::{Slot, StreamKey, UNORDERED};
@@ -119,20 +120,12 @@ impl<G: Gpu> Pool<G> {
         }
         let passed = self.clock.passed;
         self.clock.released = passed;
-        let mut changed = self.let_pending_go();
-        let slots = self
-            .slots
-            .streams_mut()
-            .filter(|(_, it)| !it.bins.is_empty());
-        let slots: Vec<u16> = slots.map(|(slot, _)| slot).collect();
-        for slot in slots {
-            changed |= self.release_passed(slot);
-        }
-        changed
+        // A private pool's holes are looked at when memory is wanted there.
+        self.let_pending_go() | self.release_group_up_to(SHARED, passed)
     }
 
     /// Blocks that wait for what the clock has passed become free. True if there were any.
-    fn let_pending_go(&mut self) -> bool {
+    pub(super) fn let_pending_go(&mut self) -> bool {
         let passed = self.clock.passed;
         let mut changed = false;
         while let Some(done) = self.pending.front()
@@ -160,14 +153,9 @@ impl<G: Gpu> Pool<G> {
         });
     }
 
-    /// A slot's holes whose work is done become idle. True if there were any.
-    fn release_passed(&mut self, slot: u16) -> bool {
-        self.release(slot, self.clock.passed)
-    }
-
     /// What no stream orders is idle as it is, and becomes anybody's.
     fn release_unordered(&mut self) {
-        let slots = self.slots.iter().filter(|(_, it)| it.key == UNORDERED);
+        let slots = self.unsettled_slots().filter(|(_, it)| it.key == UNORDERED);
         let slots: Vec<u16> = slots.map(|(slot, _)| slot).collect();
         for slot in slots {
             self.release(slot, u64::MAX);
@@ -175,7 +163,7 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// A slot's holes that were freed up to some time become idle. True if there were any.
-    fn release(&mut self, slot: u16, passed: u64) -> bool {
+    pub(super) fn release(&mut self, slot: u16, passed: u64) -> bool {
         let mut changed = false;
         self.slots.get_mut(slot).keep_order(&mut self.blocks);
         loop {
@@ -196,7 +184,8 @@ impl<G: Gpu> Pool<G> {
     pub fn settle(&mut self) -> bool {
         self.release_unordered();
         let is_idle = |(slot, it): (u16, &Slot)| slot == it.idle || it.bins.is_empty();
-        if self.pending.is_empty() && self.slots.iter().all(is_idle) {
+        if self.pending.is_empty() && self.unsettled_slots().all(is_idle) {
+            self.watch_settled();
             return true;
         }
         self.counters.syncs += 1;
@@ -207,6 +196,23 @@ impl<G: Gpu> Pool<G> {
         // Whatever was let go at this clock before has to be looked at again.
         self.clock.released = 0;
         self.let_go();
+        self.watch_settled();
         true
+    }
+
+    /// The slots of all groups that may have holes which are not idle.
+    fn unsettled_slots(&self) -> impl Iterator<Item = (u16, &Slot)> {
+        let groups = [SHARED]
+            .into_iter()
+            .chain(self.due.unsettled.iter().copied());
+        groups.flat_map(|id| self.slots.of_group(id))
+    }
+
+    /// All work is done: what private pools have free is idle, until more is freed there.
+    fn watch_settled(&mut self) {
+        for id in std::mem::take(&mut self.due.unsettled) {
+            self.release_group_up_to(id, u64::MAX);
+            self.groups[id as usize].watched = true;
+        }
     }
 }
