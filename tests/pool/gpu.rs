@@ -258,6 +258,25 @@ impl Bench {
     }
 }
 
+impl Bench {
+    /// The end of the allocator as well: nothing of it is left, addresses included.
+    pub fn end(self) {
+        self.finish();
+        let Bench {
+            gpu,
+            allocator,
+            _here,
+            ..
+        } = self;
+        drop(allocator);
+        if let Some(machine) = &gpu.machine {
+            assert_eq!(machine.reserved_addresses(), 0, "addresses left");
+            assert_eq!(machine.handles(), 0, "chunks not released");
+            assert_eq!(machine.used(0), 0, "bytes used");
+        }
+    }
+}
+
 impl Gpu {
     /// Prepares this thread for driver calls.
     pub fn enter(&self) -> Here {

@@ -10,6 +10,7 @@ mod basics;
 mod branches;
 mod checkpoint;
 mod counters;
+mod faults;
 mod gpu;
 mod idle;
 mod limits;

@@ -42,7 +42,8 @@ pub trait Gpu {
     fn release(&mut self, chunk: Handle, size: u64);
     /// Reserves `size` bytes of addresses.
     fn reserve(&mut self, size: u64) -> Result<u64, Refusal>;
-    /// Gives reserved addresses back; nothing is mapped there any more.
+    /// Gives reserved addresses back; nothing is mapped there any more, unless a [`Gpu::map`] that failed could
+    /// not be undone: then they go once it is.
     fn unreserve(&mut self, address: u64, size: u64);
     /// Maps a whole chunk at `address`, readable and writable. Does not wait for the GPU.
     fn map(&mut self, address: u64, size: u64, chunk: Handle) -> Result<(), Refusal>;

@@ -121,7 +121,7 @@ impl Group {
         self.tail = NONE;
     }
 
-    /// Gives all addresses back. Nothing is mapped there any more.
+    /// Gives all addresses back. Nothing of the group's is mapped there any more.
     pub fn release_addresses(&mut self, gpu: &mut impl Gpu) {
         for (start, size) in std::mem::take(&mut self.space).ranges {
             gpu.unreserve(start, size);

@@ -422,7 +422,6 @@ impl<G: Gpu> Pool<G> {
         Some(id)
     }
 
-
     /// Nobody allocates from the group any more. Its memory is given back now as far as it is free,
     /// and the rest at a later call that may wait for the device, once it is.
     pub fn close_group(&mut self, id: GroupId) {
@@ -496,7 +495,7 @@ impl<G: Gpu> Pool<G> {
     pub fn shut(&mut self) {
         self.trim_all(None);
         for group in &mut self.groups {
-            if group.reserved == 0 && group.chunks.stale.is_empty() && group.abandoned == 0 {
+            if group.reserved == 0 && group.chunks.stale.is_empty() {
                 group.release_addresses(&mut self.gpu);
             }
         }
@@ -508,11 +507,8 @@ impl<G: Gpu> Pool<G> {
         if !group.closing || group.closed || group.reserved > 0 || group.live > 0 {
             return;
         }
-        // Where a mapping failed something may be left behind: these addresses are not used again.
-        if group.abandoned == 0 {
-            group.release_addresses(&mut self.gpu);
-        }
-        group.closed = true;
+        group.release_addresses(&mut self.gpu);
+        (group.abandoned, group.closed) = (0, true);
         self.slots.remove_group(id);
         self.closed.push(id);
     }
