@@ -25,6 +25,14 @@ pub struct Shared {
     pub segment: Option<u64>,
 }
 
+#[cfg(test)]
+impl Shared {
+    /// The number of the span that it lies in.
+    pub(in crate::runtime) fn span(&self) -> u64 {
+        self.span
+    }
+}
+
 impl Device {
     /// Where other processes can find the block in use around `address`. They can as long as it is in
     /// use.
