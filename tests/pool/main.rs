@@ -15,6 +15,7 @@ mod gpu;
 mod idle;
 mod limits;
 mod many_pools;
+mod never_exceeded;
 mod plain;
 mod private;
 mod random;
