@@ -28,7 +28,8 @@ pub trait Gpu {
     /// The smallest chunk, and what every chunk is a multiple of; a power of two.
     /// 0 where the device cannot map memory: then only [`Gpu::allocate`] is used.
     fn granularity(&self) -> u64;
-    /// How many bytes of addresses to reserve at a time, where the process may have as many.
+    /// How many bytes of addresses to reserve at a time for the shared arena, where the process may have as
+    /// many.
     fn reach(&self) -> u64;
 
     /// Whether a limit is set on what may be held.
