@@ -241,7 +241,16 @@ mod sim_only {
         before.iter().zip(after).map(|(a, b)| b - a).collect()
     }
 
-    /// Each function fails at each of its uses, once alone and once together with the one after it.
+    /// What is given back is asked for again: that may fail as well.
+    const GIVING: [&str; 5] = [
+        "cuMemRelease",
+        "cuMemAddressFree",
+        "cuMemUnmap",
+        "cuMemFree_v2",
+        "cuCtxSynchronize",
+    ];
+
+    /// Each function fails at each of its uses.
     fn sweep(job: Job) {
         for expandable in [true, false] {
             let uses = survive(job, expandable, &[]);
@@ -249,11 +258,10 @@ mod sim_only {
                 for nth in 1..=uses {
                     let status = STATUSES[nth as usize % 2];
                     survive(job, expandable, &[(name, nth, status)]);
-                    survive(
-                        job,
-                        expandable,
-                        &[(name, nth, status), (name, nth + 1, status)],
-                    );
+                    if GIVING.contains(&name) {
+                        let twice = [(name, nth, status), (name, nth + 1, status)];
+                        survive(job, expandable, &twice);
+                    }
                 }
             }
         }

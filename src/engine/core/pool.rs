@@ -583,9 +583,21 @@ impl<G: Gpu> Pool<G> {
             .map_err(|refusal| self.shortage(size, group, refusal))
     }
 
-    /// What the pool looks like to a request that cannot be met.
+    /// What the pool looks like to a request that cannot be met. Looks at all free memory, but where more is to
+    /// be supplied first.
     pub fn shortage(&self, asked: u64, group: GroupId, refusal: Refusal) -> Shortage {
         let (live, reserved) = self.counters.in_use_and_held();
+        if let Refusal::Unsupplied(_) = refusal {
+            return Shortage {
+                asked,
+                live,
+                reserved,
+                largest: 0,
+                elsewhere: 0,
+                chunk: 0,
+                refusal,
+            };
+        }
         let others = self.groups.iter().enumerate();
         let others = others.filter(|(at, _)| *at != group as usize);
         Shortage {

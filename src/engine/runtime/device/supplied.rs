@@ -5,7 +5,7 @@
 //! for Python's interpreter, or throw a C++ exception, which goes through here to whoever called.
 
 use super::{Device, OutOfMemory, PoolId};
-use crate::core::{BLOCK, Refusal};
+use crate::core::{BLOCK, Refusal, SHARED, Shortage};
 use crate::runtime::message;
 use std::mem::forget;
 use std::sync::Arc;
@@ -90,7 +90,11 @@ impl Device {
                 }
             }
         }
-        self.state.lock().pool.tally_mut().ooms += 1;
+        let mut state = self.state.lock();
+        state.pool.tally_mut().ooms += 1;
+        let group = state.private(shortage.pool).map(|it| it.group);
+        let Shortage { asked, refusal, .. } = shortage.shortage;
+        shortage.shortage = state.pool.shortage(asked, group.unwrap_or(SHARED), refusal);
         Err(shortage)
     }
 
