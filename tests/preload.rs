@@ -924,7 +924,11 @@ fn a_limit_holds_what_the_driver_hands_out() {
         ..Case::of("outside")
     };
     let trial = Trial::new("outside", &case);
-    let (said, pooled) = trial.run(Some(library()), &[]);
+    let kept = trial.scratch.path().join("report");
+    let report_to = [("STANDIN_REPORT", kept.to_str().expect("text"))];
+    let (said, pooled) = trial.run(Some(library()), &report_to);
+    let most = report(&kept).into_iter().find(|it| it.0 == "most");
+    assert_eq!(most, Some(("most".to_string(), 64 << 20)));
     assert_eq!(
         said,
         "cudaStreamCreateWithFlags(&stream, NON_BLOCKING): 0\n\
@@ -951,7 +955,8 @@ fn a_limit_holds_what_the_driver_hands_out() {
          62 of 64 MiB\n\
          exit status: 0"
     );
-    assert_eq!(pooled, 4);
+    // One of them in a capture, of what the pool kept.
+    assert_eq!(pooled, 5);
 }
 
 #[test]

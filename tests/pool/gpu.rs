@@ -9,9 +9,9 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, sleep};
 use std::time::Duration;
 
@@ -262,6 +262,25 @@ impl Bench {
     }
 }
 
+impl Bench {
+    /// The end of the allocator as well: nothing of it is left, addresses included.
+    pub fn end(self) {
+        self.finish();
+        let Bench {
+            gpu,
+            allocator,
+            _here,
+            ..
+        } = self;
+        drop(allocator);
+        if let Some(machine) = &gpu.machine {
+            assert_eq!(machine.reserved_addresses(), 0, "addresses left");
+            assert_eq!(machine.handles(), 0, "chunks not released");
+            assert_eq!(machine.used(0), 0, "bytes used");
+        }
+    }
+}
+
 impl Gpu {
     /// Prepares this thread for driver calls.
     pub fn enter(&self) -> Here {
@@ -325,7 +344,11 @@ impl Gpu {
         // SAFETY: `stream` outlives the call. 1 is CU_STREAM_NON_BLOCKING.
         ok(unsafe { (self.functions.cuStreamCreate)(&mut stream, 1) });
         self.pop();
-        if let Some(owner) = self.allocator.get().and_then(|it| it.device(device as i32).ok()) {
+        if let Some(owner) = self
+            .allocator
+            .get()
+            .and_then(|it| it.device(device as i32).ok())
+        {
             owner.add_stream(stream as u64);
         }
         stream as u64

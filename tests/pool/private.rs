@@ -321,8 +321,8 @@ mod sim_only {
         bench.finish();
     }
 
-    /// A mapping that fails may leave something behind: the addresses of a pool that goes are not used
-    /// again, and the accounts agree.
+    /// A mapping that fails may leave something behind at the addresses of a pool that goes, and the accounts
+    /// agree.
     #[test]
     fn a_failed_mapping_in_a_private_pool_is_accounted_for() {
         let name = "a_failed_mapping_in_a_private_pool_is_accounted_for";

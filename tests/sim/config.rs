@@ -7,6 +7,9 @@ pub struct Config {
     pub devices: usize,
     /// Physical memory of each device, in bytes.
     pub memory: u64,
+    /// Bytes of addresses that reservations of `cuMemAddressReserve` may take together: a process has 47 bits
+    /// of them, which the driver shares with the host's own mappings.
+    pub addresses: u64,
     /// Minimum and recommended granularity of the virtual memory calls; a power of two of at least
     /// a page.
     pub granularity: u64,
@@ -29,6 +32,7 @@ impl Default for Config {
         Config {
             devices: 1,
             memory: 80 << 30,
+            addresses: 1 << 47,
             granularity: 2 << 20,
             virtual_memory: true,
             peers: false,

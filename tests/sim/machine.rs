@@ -209,6 +209,17 @@ impl Machine {
         self.session().state.memory.used(device)
     }
 
+    /// The most physical bytes that were ever in use at once on a device, whoever took them: chunks, plain
+    /// allocations and those of the driver's pools.
+    pub fn most_used(&self, device: usize) -> u64 {
+        self.session().state.memory.most_used(device)
+    }
+
+    /// Has [`Machine::most_used`] begin anew with what is in use now.
+    pub fn reset_most_used(&self) {
+        self.session().state.memory.reset_most_used();
+    }
+
     /// How many mappings of `cuMemMap` there are.
     pub fn mappings(&self) -> usize {
         self.session().state.memory.mapped()

@@ -5,6 +5,7 @@ use super::counters::Origin;
 use super::gpu::Gpu;
 use super::group::{Group, GroupId, SHARED};
 use super::pool::Pool;
+use super::stream::Slot;
 use std::collections::{BTreeMap, HashSet};
 
 /// An invariant that does not hold, in words.
@@ -94,6 +95,16 @@ impl<G: Gpu> Pool<G> {
 
     /// Returns the bytes behind the group's old mappings.
     fn check_group(&self, id: GroupId, group: &Group) -> Result<u64, Broken> {
+        let idle = |(slot, it): (u16, &Slot)| slot == it.idle || it.bins.is_empty();
+        hold!(
+            group.closing || !group.watched || self.slots.of_group(id).all(idle),
+            "group {id} has holes that are not idle, and that no one knows of"
+        );
+        let numbers = self.slots.numbers_of(id);
+        hold!(
+            numbers.is_sorted() && self.slots.of_group(id).all(|(_, it)| it.is_of(id)),
+            "group {id} lists the slots {numbers:?}"
+        );
         if group.tail != NONE {
             let tail = &self.blocks[group.tail];
             hold!(tail.state != State::Vacant, "the tail is a vacant node");
@@ -189,6 +200,12 @@ impl<G: Gpu> Pool<G> {
         hold!(
             self.blocks.is_none_unchanged(),
             "the node of no block was changed"
+        );
+        let of_groups = (0..self.groups.len()).map(|id| self.slots.of_group(id as u16).count());
+        let used = self.slots.iter().filter(|(_, it)| !it.is_dead()).count();
+        hold!(
+            of_groups.sum::<usize>() == used,
+            "groups do not list {used} slots"
         );
         let mut listed = HashSet::new();
         for (slot, it) in self.slots.iter() {

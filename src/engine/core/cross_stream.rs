@@ -159,9 +159,8 @@ impl<G: Gpu> Pool<G> {
             let mut streams = it.uses.iter().chain([&owner.key]);
             owner.group == SHARED
                 && self.blocks[it.block].size >= size
-                && streams.all(|other| {
-                    *other == key || self.epochs.can_follow(key, *other, it.epoch)
-                })
+                && streams
+                    .all(|other| *other == key || self.epochs.can_follow(key, *other, it.epoch))
         };
         let fitting = self.deferred.iter().enumerate();
         let fitting = fitting.filter(|(_, it)| can_follow(it));

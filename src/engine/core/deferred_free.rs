@@ -4,7 +4,7 @@
 use super::block::{BlockId, NONE, State};
 use super::counters::Origin;
 use super::gpu::Gpu;
-use super::group::GroupId;
+use super::group::{GroupId, SHARED};
 use super::journal::Happening;
 use super::pool::{Pool, Unknown};
 use super::stream::{ALL_STREAMS, Slot, StreamKey, UNORDERED};
@@ -140,9 +140,10 @@ impl<G: Gpu> Pool<G> {
 
     /// Has events cover all that was freed in a group.
     pub(super) fn cover_all(&mut self, group: GroupId) {
-        let slots = self.slots.iter().filter(|(at, it)| {
-            it.group == group && *at != it.idle && it.key != UNORDERED && it.holds_free()
-        });
+        let slots = self
+            .slots
+            .of_group(group)
+            .filter(|(at, it)| *at != it.idle && it.key != UNORDERED && it.holds_free());
         let slots: Vec<(StreamKey, u64)> = slots.map(|(_, it)| (it.key, it.freed)).collect();
         for (key, freed) in slots {
             self.epochs.cover(key, freed, &mut self.gpu);
@@ -219,30 +220,25 @@ impl<G: Gpu> Pool<G> {
         came
     }
 
-    /// What streams have done, whoever found that out, becomes free or idle. True if there was any.
+    /// What streams have done with becomes free or idle. True if there was any. Of a private pool's that is
+    /// looked at when memory is wanted there.
     pub(super) fn let_go(&mut self) -> bool {
-        if !self.epochs.take_advanced() {
+        if self.groups[SHARED as usize].released == self.epochs.advances {
             return false;
         }
         self.epochs.forget_done();
-        let mut changed = self.let_deferred_go();
-        let slots = self
-            .slots
-            .streams_mut()
-            .filter(|(_, it)| !it.bins.is_empty());
-        let slots: Vec<u16> = slots.map(|(slot, _)| slot).collect();
-        for slot in slots {
-            changed |= self.release_completed(slot);
-        }
-        changed
+        self.let_deferred_go() | self.release_completed(SHARED)
     }
 
     /// Deferred blocks that no stream uses any more become free. True if there were any.
-    fn let_deferred_go(&mut self) -> bool {
+    pub(super) fn let_deferred_go(&mut self) -> bool {
         let mut done = Vec::new();
         let epochs = &self.epochs;
         self.deferred.retain(|it| {
-            let over = it.uses.iter().all(|use_| it.epoch <= epochs.completed(*use_));
+            let over = it
+                .uses
+                .iter()
+                .all(|use_| it.epoch <= epochs.completed(*use_));
             if over {
                 done.push((it.block, it.epoch));
             }
@@ -275,15 +271,9 @@ impl<G: Gpu> Pool<G> {
         });
     }
 
-    /// A slot's holes whose work is done become idle. True if there were any.
-    fn release_completed(&mut self, slot: u16) -> bool {
-        let completed = self.epochs.completed(self.slots.get(slot).key);
-        self.release(slot, completed)
-    }
-
     /// What no stream orders is idle as it is, and becomes anybody's.
     fn release_unordered(&mut self) {
-        let slots = self.slots.iter().filter(|(_, it)| it.key == UNORDERED);
+        let slots = self.unsettled_slots().filter(|(_, it)| it.key == UNORDERED);
         let slots: Vec<u16> = slots.map(|(slot, _)| slot).collect();
         for slot in slots {
             self.release(slot, u64::MAX);
@@ -291,12 +281,15 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// A slot's holes that were freed up to some epoch become idle. True if there were any.
-    fn release(&mut self, slot: u16, completed: u64) -> bool {
+    pub(super) fn release(&mut self, slot: u16, completed: u64) -> bool {
         let mut changed = false;
         self.slots.get_mut(slot).keep_order(&mut self.blocks);
         loop {
             let it = self.slots.get_mut(slot);
-            let Some(id) = it.oldest().filter(|id| self.blocks[*id].detail <= completed) else {
+            let Some(id) = it
+                .oldest()
+                .filter(|id| self.blocks[*id].detail <= completed)
+            else {
                 it.forget_order();
                 return changed;
             };
@@ -312,7 +305,8 @@ impl<G: Gpu> Pool<G> {
     pub fn settle(&mut self) -> bool {
         self.release_unordered();
         let is_idle = |(slot, it): (u16, &Slot)| slot == it.idle || it.bins.is_empty();
-        if self.deferred.is_empty() && self.slots.iter().all(is_idle) {
+        if self.deferred.is_empty() && self.unsettled_slots().all(is_idle) {
+            self.watch_settled();
             return true;
         }
         self.counters.syncs += 1;
@@ -321,6 +315,23 @@ impl<G: Gpu> Pool<G> {
         }
         self.epochs.settle(&mut self.gpu);
         self.let_go();
+        self.watch_settled();
         true
+    }
+
+    /// The slots of all groups that may have holes which are not idle.
+    fn unsettled_slots(&self) -> impl Iterator<Item = (u16, &Slot)> {
+        let groups = [SHARED]
+            .into_iter()
+            .chain(self.due.unsettled.iter().copied());
+        groups.flat_map(|id| self.slots.of_group(id))
+    }
+
+    /// All work is done: what private pools have free is idle, until more is freed there.
+    fn watch_settled(&mut self) {
+        for id in std::mem::take(&mut self.due.unsettled) {
+            self.release_all(id);
+            self.groups[id as usize].watched = true;
+        }
     }
 }

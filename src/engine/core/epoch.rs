@@ -101,8 +101,8 @@ pub struct Epochs {
     events: usize,
     /// Up to which epoch of the second stream the first one's work comes after it.
     followed: HashMap<(StreamKey, StreamKey), u64>,
-    /// Some stream has got further since it was last asked.
-    advanced: bool,
+    /// How often some stream was found to have got further.
+    pub advances: u64,
 }
 
 impl Epochs {
@@ -118,7 +118,7 @@ impl Epochs {
             foreign: HashSet::new(),
             events: 0,
             followed: HashMap::new(),
-            advanced: false,
+            advances: 0,
         }
     }
 
@@ -298,7 +298,7 @@ impl Epochs {
             return;
         }
         for progress in self.streams.values_mut() {
-            self.advanced |= progress.poll(gpu, &mut self.events);
+            self.advances += u64::from(progress.poll(gpu, &mut self.events));
         }
     }
 
@@ -306,14 +306,9 @@ impl Epochs {
     pub fn poll_stream(&mut self, key: StreamKey, gpu: &mut impl Gpu) {
         for key in [key, ALL_STREAMS] {
             if let Some(progress) = self.streams.get_mut(&key) {
-                self.advanced |= progress.poll(gpu, &mut self.events);
+                self.advances += u64::from(progress.poll(gpu, &mut self.events));
             }
         }
-    }
-
-    /// Whether any stream was found to be further since this was last asked.
-    pub fn take_advanced(&mut self) -> bool {
-        std::mem::take(&mut self.advanced)
     }
 
     /// The epoch after which a stream was last given back part of this range, which is free; 0 where it is
@@ -357,7 +352,10 @@ impl Epochs {
         gpu: &mut impl Gpu,
     ) -> bool {
         if epoch <= self.completed(other)
-            || self.followed.get(&(stream, other)).is_some_and(|it| *it >= epoch)
+            || self
+                .followed
+                .get(&(stream, other))
+                .is_some_and(|it| *it >= epoch)
         {
             return true;
         }
@@ -379,7 +377,10 @@ impl Epochs {
     /// Whether the stream can follow the other one's work up to a free, or need not.
     pub fn can_follow(&self, stream: StreamKey, other: StreamKey, epoch: u64) -> bool {
         epoch <= self.completed(other)
-            || self.followed.get(&(stream, other)).is_some_and(|it| *it >= epoch)
+            || self
+                .followed
+                .get(&(stream, other))
+                .is_some_and(|it| *it >= epoch)
             || self.streams.get(&other).is_some_and(|it| {
                 let at = it.marks.partition_point(|mark| mark.epoch < epoch);
                 let mark = it.marks.get(at);
@@ -399,7 +400,7 @@ impl Epochs {
         }
         self.events = 0;
         self.followed.clear();
-        self.advanced = true;
+        self.advances += 1;
         let done = self.now | 1;
         let all = Progress {
             completed: done,
@@ -417,7 +418,10 @@ impl Epochs {
         if self.streams.len() > KEPT {
             let device = self.completed(ALL_STREAMS);
             self.streams.retain(|key, it| {
-                *key == ALL_STREAMS || !it.marks.is_empty() || it.completed > device || it.wanted > device
+                *key == ALL_STREAMS
+                    || !it.marks.is_empty()
+                    || it.completed > device
+                    || it.wanted > device
             });
         }
     }

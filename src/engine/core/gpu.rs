@@ -28,7 +28,8 @@ pub trait Gpu {
     /// The smallest chunk, and what every chunk is a multiple of; a power of two.
     /// 0 where the device cannot map memory: then only [`Gpu::allocate`] is used.
     fn granularity(&self) -> u64;
-    /// How many bytes of addresses to reserve at a time, where the process may have as many.
+    /// How many bytes of addresses to reserve at a time for the shared arena, where the process may have as
+    /// many.
     fn reach(&self) -> u64;
 
     /// Whether a limit is set on what may be held.
@@ -42,7 +43,8 @@ pub trait Gpu {
     fn release(&mut self, chunk: Handle, size: u64);
     /// Reserves `size` bytes of addresses.
     fn reserve(&mut self, size: u64) -> Result<u64, Refusal>;
-    /// Gives reserved addresses back; nothing is mapped there any more.
+    /// Gives reserved addresses back; nothing is mapped there any more, unless a [`Gpu::map`] that failed could
+    /// not be undone: then they go once it is.
     fn unreserve(&mut self, address: u64, size: u64);
     /// Maps a whole chunk at `address`, readable and writable. Does not wait for the GPU.
     fn map(&mut self, address: u64, size: u64, chunk: Handle) -> Result<(), Refusal>;

@@ -13,6 +13,46 @@ pub type GroupId = u16;
 /// The group that requests go to unless told otherwise.
 pub const SHARED: GroupId = 0;
 
+/// Private groups of which something is to be done.
+#[derive(Default)]
+pub struct Due {
+    /// Those that may have holes which are not idle.
+    pub unsettled: Vec<GroupId>,
+    /// Closing ones that may have become free.
+    pub ripe: Vec<GroupId>,
+    /// Closing ones of which something may be given back when all is that can be: a part of them was freed,
+    /// or the driver did not take something back, or a capture may use it.
+    pub unripe: Vec<GroupId>,
+    /// The epoch that the device has to complete for the first of the ripe ones to be given back without a
+    /// wait, and how many they are.
+    pub marked: (u64, usize),
+}
+
+impl Due {
+    /// A block of a group that is watched was freed.
+    #[cold]
+    #[inline(never)]
+    pub fn note_free(&mut self, group: &mut Group, id: GroupId, gpu: &impl Gpu) {
+        if !group.closing {
+            group.watched = false;
+            self.unsettled.push(id);
+            return;
+        }
+        group.captured |= !gpu.may_wait();
+        match group.live {
+            0 => self.ripe.push(id),
+            _ => self.list(group, id),
+        }
+    }
+
+    /// A closing group is given back as far as can be when all else is.
+    pub fn list(&mut self, group: &mut Group, id: GroupId) {
+        if !std::mem::replace(&mut group.listed, true) {
+            self.unripe.push(id);
+        }
+    }
+}
+
 pub struct Group {
     /// The slot of the group's idle memory.
     pub idle: u16,
@@ -35,10 +75,16 @@ pub struct Group {
     pub reserved: u64,
     /// Bytes of addresses where a mapping failed, and may have left something behind.
     pub abandoned: u64,
-    /// Each free is looked at: the group is closing, or frees are noted with their places.
+    /// Its streams' holes whose work is done have been made idle as far as was known then; see
+    /// [`Epochs::advances`](super::epoch::Epochs).
+    pub released: u64,
+    /// A free has to be noted: in a private group the first since all that it has free was idle, and every
+    /// one while it is closing; in the shared one while frees are noted with their places.
     pub watched: bool,
     /// Nobody allocates from it any more; it goes when its last block does.
     pub closing: bool,
+    /// It is listed to be given back.
+    pub listed: bool,
     /// A block was freed inside a capture while the group was closing. The graph may have used it before
     /// and goes on doing so in its replays: what is held stays until the cache is emptied, as it does with
     /// PyTorch's own allocator.
@@ -62,18 +108,13 @@ impl Group {
             highest: 0,
             reserved: 0,
             abandoned: 0,
+            released: 0,
             watched: false,
             closing: false,
+            listed: false,
             captured: false,
             closed: false,
         }
-    }
-
-    /// A block of the closing group was freed. True if all are.
-    #[cold]
-    pub fn ripen(&mut self, gpu: &impl Gpu) -> bool {
-        self.captured |= !gpu.may_wait();
-        self.live == 0
     }
 
     /// A mapping of `size` bytes failed behind the cursor. The next run starts somewhere else.
@@ -84,7 +125,7 @@ impl Group {
         self.tail = NONE;
     }
 
-    /// Gives all addresses back. Nothing is mapped there any more.
+    /// Gives all addresses back. Nothing of the group's is mapped there any more.
     pub fn release_addresses(&mut self, gpu: &mut impl Gpu) {
         for (start, size) in std::mem::take(&mut self.space).ranges {
             gpu.unreserve(start, size);

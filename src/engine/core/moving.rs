@@ -63,7 +63,10 @@ impl<G: Gpu> Pool<G> {
                 }
             }
         }
-        if !sources.iter().all(|(other, until)| self.follow(slot, *other, *until)) {
+        if !sources
+            .iter()
+            .all(|(other, until)| self.follow(slot, *other, *until))
+        {
             chosen.truncate(owned);
             let chunks = &self.groups[group as usize].chunks;
             bytes = chosen.iter().map(|(_, it)| chunks.get(*it).size).sum();

@@ -10,10 +10,10 @@ use super::deferred_free::Deferred;
 use super::effort::Effort;
 use super::epoch::Epochs;
 use super::gpu::{Gpu, Refusal};
-use super::group::{Group, GroupId, SHARED};
+use super::group::{Due, Group, GroupId, SHARED};
 use super::journal::Journal;
 use super::rest::Rest;
-use super::stream::{Slots, StreamKey, UNORDERED};
+use super::stream::{ALL_STREAMS, Slots, StreamKey, UNORDERED};
 use super::table::{Spot, Table};
 use super::{LARGEST_REQUEST, SMALL, block_size};
 use std::collections::HashMap;
@@ -153,8 +153,9 @@ pub struct Pool<G> {
     pub(super) journal: Journal,
     /// Supplied segments that are not needed any more, by address and size.
     pub(super) returned: Vec<(u64, u64)>,
-    /// A closing group may have become free.
-    ripe: bool,
+    /// Groups that nobody uses any more and that can be used again.
+    closed: Vec<GroupId>,
+    pub(super) due: Due,
     /// Scratch: chunks to move and the holes they lie in, ascending inside a hole.
     pub(super) chosen: Vec<(BlockId, ChunkId)>,
 }
@@ -193,7 +194,8 @@ impl<G: Gpu> Pool<G> {
             counters: Tally::default(),
             journal: Journal::default(),
             returned: Vec::new(),
-            ripe: false,
+            closed: Vec::new(),
+            due: Due::default(),
             chosen: Vec::new(),
         }
     }
@@ -373,11 +375,12 @@ impl<G: Gpu> Pool<G> {
         let block = self.blocks[id];
         let slot = self.slots.get_mut(block.slot);
         let group = &mut self.groups[slot.group as usize];
-        if group.closing {
-            self.ripe |= group.ripen(&self.gpu);
+        if slot.group != SHARED {
+            self.due.note_free(group, slot.group, &self.gpu);
+            return;
         }
-        if slot.group != SHARED || !self.epochs.is_exact() {
-            group.watched = group.closing;
+        if !self.epochs.is_exact() {
+            group.watched = false;
             return;
         }
         if slot.key == UNORDERED {
@@ -467,12 +470,18 @@ impl<G: Gpu> Pool<G> {
     /// A new group, which shares no memory with others, and whose memory is `supplied`
     /// ([`Pool::supply`]) or the driver's. `None` when there are too many.
     pub fn open_group(&mut self, supplied: bool) -> Option<GroupId> {
-        let vacant = self.groups.iter().position(|group| group.closed);
-        let at = vacant.unwrap_or(self.groups.len());
-        let id = GroupId::try_from(at).ok()?;
-        let group = Group::new(self.slots.add_idle(id)?, self.granularity, supplied);
+        let vacant = self.closed.last().copied();
+        let id = match vacant {
+            Some(id) => id,
+            None => GroupId::try_from(self.groups.len()).ok()?,
+        };
+        let mut group = Group::new(self.slots.add_idle(id)?, self.granularity, supplied);
+        group.watched = true;
         match vacant {
-            Some(at) => self.groups[at] = group,
+            Some(id) => {
+                self.closed.pop();
+                self.groups[id as usize] = group;
+            }
             None => self.groups.push(group),
         }
         Some(id)
@@ -483,38 +492,116 @@ impl<G: Gpu> Pool<G> {
     pub fn close_group(&mut self, id: GroupId) {
         let group = &mut self.groups[id as usize];
         (group.closing, group.watched) = (true, true);
-        self.ripe = true;
+        self.due.ripe.push(id);
         self.trim_closing();
     }
 
     /// Gives back what closing groups hold, if that may have become more. Waits for the device; in a
     /// capture, where it may not, it does nothing and is due again.
     pub fn trim_closing(&mut self) {
-        if !self.ripe || !self.gpu.synchronize() {
+        if self.due.ripe.is_empty() || !self.gpu.synchronize() {
             return;
         }
-        self.ripe = false;
-        for id in 0..self.groups.len() as GroupId {
-            let group = &self.groups[id as usize];
-            if group.closing && !group.closed && !group.captured {
-                self.trim(id);
-                self.finish_closing(id);
+        self.epochs.settle(&mut self.gpu);
+        self.trim_ripe(self.due.ripe.len());
+    }
+
+    /// The same of what the device is known to have done with. Never waits.
+    fn trim_closing_done(&mut self) {
+        if self.due.ripe.is_empty() || !self.gpu.may_wait() {
+            return;
+        }
+        if self.due.marked == (0, 0) {
+            // A graph may have been replayed since the last free: the event has to come after that.
+            let epoch = self.epochs.tick(0);
+            if !self.epochs.cover(ALL_STREAMS, epoch, &mut self.gpu) {
+                return;
             }
+            self.due.marked = (epoch, self.due.ripe.len());
+        }
+        self.epochs.poll_stream(ALL_STREAMS, &mut self.gpu);
+        let (epoch, count) = self.due.marked;
+        if self.epochs.completed(ALL_STREAMS) >= epoch {
+            self.trim_ripe(count.min(self.due.ripe.len()));
         }
     }
 
-    /// From now on nothing counts as used by a captured graph that was freed while it was captured.
-    pub(super) fn let_captured_go(&mut self) {
-        for group in &mut self.groups {
-            self.ripe |= std::mem::take(&mut group.captured);
+    /// The first of the groups that may have become free, whose work is done.
+    fn trim_ripe(&mut self, count: usize) {
+        self.due.marked = (0, 0);
+        let later = self.due.ripe.split_off(count);
+        let ripe = std::mem::replace(&mut self.due.ripe, later);
+        for id in ripe {
+            let group = &self.groups[id as usize];
+            // The group of that number may have gone since.
+            if !group.closing || group.closed {
+                continue;
+            }
+            if !group.captured {
+                self.trim(id);
+                self.finish_closing(id);
+            }
+            let group = &mut self.groups[id as usize];
+            if !group.closed && (group.captured || group.live == 0) {
+                // A capture may use it, or the driver did not take all of it back.
+                self.due.list(group, id);
+            }
         }
+        // Blocks that waited have come free meanwhile.
+        let groups = &self.groups;
+        self.due.ripe.retain(|id| !groups[*id as usize].closed);
+    }
+
+    /// All that closing groups have free is to be given back, from now on also what was freed during a
+    /// capture.
+    pub(super) fn let_closing_go(&mut self) {
+        for id in std::mem::take(&mut self.due.unripe) {
+            let group = &mut self.groups[id as usize];
+            (group.listed, group.captured) = (false, false);
+            self.due.ripe.push(id);
+        }
+    }
+
+    /// What streams have done with of a private pool becomes idle. True if there was any.
+    fn release_group(&mut self, id: GroupId) -> bool {
+        id != SHARED && self.release_completed(id)
+    }
+
+    /// A group's holes whose work is done become idle, if more of it may be than when this was last asked.
+    /// True if there were any.
+    pub(super) fn release_completed(&mut self, id: GroupId) -> bool {
+        let advances = self.epochs.advances;
+        std::mem::replace(&mut self.groups[id as usize].released, advances) != advances
+            && self.release_slots(id, |epochs, key| epochs.completed(key))
+    }
+
+    /// The same of all holes of a group: the device has done all its work.
+    pub(super) fn release_all(&mut self, id: GroupId) -> bool {
+        self.release_slots(id, |_, _| u64::MAX)
+    }
+
+    fn release_slots(
+        &mut self,
+        id: GroupId,
+        completed: impl Fn(&Epochs, StreamKey) -> u64,
+    ) -> bool {
+        let slots = self.slots.streams_of(id);
+        let slots = slots.filter(|(_, it)| !it.bins.is_empty());
+        let slots: Vec<(u16, u64)> = slots
+            .map(|(slot, it)| (slot, completed(&self.epochs, it.key)))
+            .collect();
+        let mut changed = false;
+        for (slot, completed) in slots {
+            changed |= self.release(slot, completed);
+        }
+        changed
     }
 
     /// Gives everything back that can be, addresses too. For when nobody uses the pool any more.
     pub fn shut(&mut self) {
         self.trim_all(None);
         for group in &mut self.groups {
-            if group.reserved == 0 && group.chunks.stale.is_empty() && group.abandoned == 0 {
+            if group.reserved == 0 && group.chunks.stale.is_empty() {
                 group.release_addresses(&mut self.gpu);
             }
         }
@@ -526,12 +613,10 @@ impl<G: Gpu> Pool<G> {
         if !group.closing || group.closed || group.reserved > 0 || group.live > 0 {
             return;
         }
-        // Where a mapping failed something may be left behind: these addresses are not used again.
-        if group.abandoned == 0 {
-            group.release_addresses(&mut self.gpu);
-        }
-        group.closed = true;
+        group.release_addresses(&mut self.gpu);
+        (group.abandoned, group.closed) = (0, true);
         self.slots.remove_group(id);
+        self.closed.push(id);
     }
 
     /// Whether a request for `size` bytes from the group would be met at once, on every stream.
@@ -570,13 +655,14 @@ impl<G: Gpu> Pool<G> {
             return Ok(hole);
         }
         // 2. What other streams' passed events have made idle.
-        if self.advance(slot)
+        let group = self.slots.get(slot).group;
+        if (self.advance(slot) | self.release_group(group))
             && let Some(hole) = self.hit(size, slot)
         {
             return Ok(hole);
         }
         self.want_exact(slot);
-        self.trim_closing();
+        self.trim_closing_done();
         // 3 to 5. Growth within a hair of the highest live figure; memory of other streams, behind a wait on
         // the GPU; free chunks moved to where they are needed; growth beyond, up to the limit.
         match self.extend(size, slot) {
@@ -597,7 +683,6 @@ impl<G: Gpu> Pool<G> {
         if let Some(hole) = self.hit(size, slot) {
             return Ok(hole);
         }
-        let group = self.slots.get(slot).group;
         if self.granularity == 0 && group == SHARED {
             self.trim_segments(group);
         }
@@ -605,10 +690,24 @@ impl<G: Gpu> Pool<G> {
             .map_err(|refusal| self.shortage(size, group, refusal))
     }
 
-    /// What the pool looks like to a request that cannot be met.
+    /// What the pool looks like to a request that cannot be met. Looks at all free memory, but where more is to
+    /// be supplied first.
     pub fn shortage(&self, asked: u64, group: GroupId, refusal: Refusal) -> Shortage {
         let [live, live_of_cuda] =
             [Origin::Allocator, Origin::Cuda].map(|origin| self.counters.in_use(origin));
+        let (live, reserved) = (live, self.counters.held());
+        if let Refusal::Unsupplied(_) = refusal {
+            return Shortage {
+                asked,
+                live,
+                live_of_cuda,
+                reserved,
+                largest: 0,
+                elsewhere: 0,
+                chunk: 0,
+                refusal,
+            };
+        }
         let others = self.groups.iter().enumerate();
         let others = others.filter(|(at, _)| *at != group as usize);
         Shortage {
@@ -718,8 +817,8 @@ impl<G: Gpu> Pool<G> {
         let owner = self.slots.get_mut(self.blocks[id].slot);
         owner.live -= 1;
         let group = &mut self.groups[owner.group as usize];
-        if group.closing {
-            self.ripe |= group.ripen(&self.gpu);
+        if group.watched && owner.group != SHARED {
+            self.due.note_free(group, owner.group, &self.gpu);
         }
         self.add_hole(id, slot, epoch);
     }

@@ -65,7 +65,8 @@ impl<G: Gpu> Pool<G> {
             ..
         } = self;
         let chunks = &groups[SHARED as usize].chunks;
-        for (slot, owner) in slots.iter_mut().filter(|(_, it)| it.group == SHARED) {
+        for slot in slots.numbers_of(SHARED) {
+            let owner = slots.get_mut(slot);
             let holes: Vec<BlockId> = owner.bins.ascending(blocks, *granularity).collect();
             for hole in holes {
                 let (start, end) = (blocks[hole].address, blocks[hole].end());

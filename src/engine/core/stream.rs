@@ -66,6 +66,16 @@ impl Slot {
         (self.ordered, self.oldest, self.newest) = (false, NONE, NONE);
     }
 
+    /// Whether it is of this group, which is not gone.
+    pub fn is_of(&self, group: GroupId) -> bool {
+        self.group == group && !self.dead
+    }
+
+    /// Whether its group is gone.
+    pub fn is_dead(&self) -> bool {
+        self.dead
+    }
+
     /// Whether anything is at rest.
     pub fn rests(&self) -> bool {
         self.resting.as_ref().is_some_and(|bins| !bins.is_empty())
@@ -204,6 +214,13 @@ pub struct Slots {
     by_key: HashMap<(GroupId, StreamKey), u16>,
     /// How many slots are streams'.
     streams: usize,
+    /// The slots of each group, ascending, so that what concerns one group looks at no others.
+    of_group: Vec<Vec<u16>>,
+    /// Slots that held nothing when all were last looked at for such, and those of groups that are gone.
+    vacant: Vec<u16>,
+    /// They are looked at again once so many were ever used: that is seldom, and yet no more than twice as
+    /// many are used as held something at once.
+    look_at: usize,
 }
 
 impl Drop for Slots {
@@ -221,6 +238,9 @@ impl Slots {
             recent: [Recent::NONE; RECENT],
             by_key: HashMap::new(),
             streams: 0,
+            of_group: Vec::new(),
+            vacant: Vec::new(),
+            look_at: 0,
         })
     }
 
@@ -231,11 +251,16 @@ impl Slots {
 
     /// The group is gone: its slots hold nothing and may be used again.
     pub fn remove_group(&mut self, group: GroupId) {
-        self.iter_mut()
-            .filter(|(_, slot)| slot.group == group)
-            .for_each(|(_, slot)| slot.dead = true);
+        let slots = self.of_group.get_mut(group as usize);
+        for at in slots.map(std::mem::take).unwrap_or_default() {
+            let slot = self.get_mut(at);
+            slot.dead = true;
+            let (name, is_stream) = ((group, slot.key), slot.idle != at);
+            self.by_key.remove(&name);
+            self.streams -= usize::from(is_stream);
+            self.vacant.push(at);
+        }
         self.recent = [Recent::NONE; RECENT];
-        self.by_key.retain(|(of, _), _| *of != group);
     }
 
     /// The slot of a stream in a group; a new one for a stream not seen before. `None` when there
@@ -260,20 +285,20 @@ impl Slots {
         Some(slot)
     }
 
-    /// A new slot, in the place of one that holds nothing where there is one; so many
-    /// streams that come and go cost no more than the most that held memory at once.
+    /// A new slot, in the place of one that holds nothing where one is known; so many
+    /// streams that come and go cost no more than twice the most that held memory at once.
     fn place(&mut self, key: StreamKey, group: GroupId) -> Option<u16> {
         let idle = self.by_key.get(&(group, IDLE)).copied();
-        let vacant = |(at, it): &(u16, &Slot)| (it.dead || it.idle != *at) && !it.holds();
-        let vacant = self.iter().find(vacant).map(|(slot, _)| slot);
-        let slot = match vacant {
+        let slot = match self.take_vacant() {
             Some(slot) => {
                 self.recent = [Recent::NONE; RECENT];
                 let old = self.get(slot);
-                let name = (old.group, old.key);
-                self.streams -= usize::from(old.idle != slot);
-                if self.by_key.get(&name) == Some(&slot) {
+                // Those of a group that is gone were taken from the lists with it.
+                if !old.dead {
+                    let name = (old.group, old.key);
+                    self.streams -= 1;
                     self.by_key.remove(&name);
+                    self.of_group[name.0 as usize].retain(|it| *it != slot);
                 }
                 slot
             }
@@ -286,7 +311,46 @@ impl Slots {
         self.streams += usize::from(idle.is_some());
         self.get_mut(slot).begin(key, group, idle.unwrap_or(slot));
         self.by_key.insert((group, key), slot);
+        let groups = self.of_group.len().max(group as usize + 1);
+        self.of_group.resize_with(groups, Vec::new);
+        let slots = &mut self.of_group[group as usize];
+        slots.insert(slots.partition_point(|it| *it < slot), slot);
         Some(slot)
+    }
+
+    /// A slot that holds nothing, if one is known.
+    fn take_vacant(&mut self) -> Option<u16> {
+        let is_vacant = |list: &List, at: u16| {
+            let slot = &list.0[at as usize];
+            (slot.dead || slot.idle != at) && !slot.holds()
+        };
+        loop {
+            while let Some(slot) = self.vacant.pop() {
+                if is_vacant(&self.list, slot) {
+                    return Some(slot);
+                }
+            }
+            if self.used < self.look_at.min(u16::MAX as usize) {
+                return None;
+            }
+            let slots = (0..self.used).rev().map(|at| at as u16);
+            self.vacant = slots.filter(|at| is_vacant(&self.list, *at)).collect();
+            self.look_at = 2 * (self.used - self.vacant.len());
+            if self.vacant.is_empty() {
+                return None;
+            }
+        }
+    }
+
+    /// The slots of a group.
+    pub fn of_group(&self, group: GroupId) -> impl Iterator<Item = (u16, &Slot)> {
+        let slots = self.of_group.get(group as usize);
+        slots.into_iter().flatten().map(|at| (*at, self.get(*at)))
+    }
+
+    /// The same, by number alone.
+    pub fn numbers_of(&self, group: GroupId) -> Vec<u16> {
+        self.of_group(group).map(|(at, _)| at).collect()
     }
 
     /// Whether more than one stream has blocks or holes. Looks at no more slots than held something at once.
@@ -310,9 +374,9 @@ impl Slots {
         &mut self.list.0[slot as usize]
     }
 
-    /// The slots of streams, without those of idle memory.
-    pub fn streams_mut(&mut self) -> impl Iterator<Item = (u16, &mut Slot)> {
-        self.iter_mut().filter(|(slot, it)| it.idle != *slot)
+    /// The slots of a group's streams, without that of its idle memory.
+    pub fn streams_of(&self, group: GroupId) -> impl Iterator<Item = (u16, &Slot)> {
+        self.of_group(group).filter(|(slot, it)| it.idle != *slot)
     }
 
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut Slot)> {
@@ -323,9 +387,8 @@ impl Slots {
     /// The slots of the other streams of a slot's group, where they have holes.
     pub fn beside(&self, slot: u16) -> impl Iterator<Item = (u16, &Slot)> {
         let own = self.get(slot);
-        self.iter().filter(move |(at, it)| {
-            it.group == own.group && *at != slot && *at != own.idle && !it.bins.is_empty()
-        })
+        self.streams_of(own.group)
+            .filter(move |(at, it)| *at != slot && !it.bins.is_empty())
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (u16, &Slot)> {

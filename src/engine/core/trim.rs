@@ -63,7 +63,7 @@ impl<G: Gpu> Pool<G> {
         self.wake_all();
         self.settle();
         if self.gpu.may_wait() {
-            self.let_captured_go();
+            self.let_closing_go();
         }
         self.trim_closing();
         let bytes = self.trim(SHARED);
@@ -91,7 +91,8 @@ impl<G: Gpu> Pool<G> {
             return 0;
         }
         if id != SHARED {
-            self.settle();
+            self.let_deferred_go();
+            self.release_all(id);
         }
         if self.is_plain_group(id) {
             return self.trim_segments(id);
@@ -105,10 +106,8 @@ impl<G: Gpu> Pool<G> {
         let group = &self.groups[id as usize];
         // Joined with a stream's hole, what no stream orders would be that stream's: it stays where it is.
         let is_idle = |at: u16, it: &Slot| at == it.idle || it.key == UNORDERED;
-        let slots = self
-            .slots
-            .iter()
-            .filter(|(at, it)| it.group == id && is_idle(*at, it));
+        let slots = self.slots.of_group(id);
+        let slots = slots.filter(|(at, it)| is_idle(*at, it));
         let holes = slots.flat_map(|(_, it)| it.bins.ascending(&self.blocks, self.granularity));
         let inside = |hole: BlockId| {
             let block = &self.blocks[hole];

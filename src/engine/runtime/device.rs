@@ -25,10 +25,11 @@ use branches::{Branches, Users};
 use later::Later;
 use magazine::Magazines;
 use out_of_memory::Bytes;
-use private::{From, Private, Routed};
+use private::{From, Privates, Routed};
 
 use super::gpu::{
-    DriverGpu, Events, Properties, created_stream, foreign_context, is_capturing, keep_stream, stream_key,
+    DriverGpu, Events, Properties, created_stream, foreign_context, is_capturing, keep_stream,
+    stream_key,
 };
 use super::history::{self, History};
 use super::kept;
@@ -61,7 +62,7 @@ struct State {
     uncached: bool,
     blocks: HashMap<u64, u64>,
     habits: Habits,
-    private: Vec<Private>,
+    private: Privates,
     /// Who supplied which segment, by address.
     suppliers: HashMap<u64, Arc<dyn Supplier>>,
     routes: Vec<Routed>,
@@ -187,7 +188,7 @@ impl Device {
             uncached: false,
             blocks: HashMap::new(),
             habits: Habits::new(),
-            private: Vec::new(),
+            private: Privates::default(),
             suppliers: HashMap::new(),
             routes: Vec::new(),
             later: Later::new(total),
@@ -381,6 +382,11 @@ impl Device {
                 From::Group(group) => group,
                 From::Restored(address) => return Ok(address),
                 From::Driver => return self.allocate_uncached(&mut state, size),
+                From::Nothing => {
+                    let size = size as u64;
+                    let shortage = state.pool.shortage(size, SHARED, Refusal::OutOfMemory);
+                    return Err(self.out_of_memory(&mut state, size, shortage, SHARED));
+                }
             },
         };
         if let Some(shelf) = &mut shelf {

@@ -3,15 +3,15 @@
 use super::capture::{self, NoCapture};
 use super::inside::{self, Inside};
 use super::lasting::Streams;
-use super::live_streams::LiveStreams;
 use super::ledger::{Call, Ledger};
+use super::live_streams::LiveStreams;
 use super::sharing::Spans;
 use crate::core::{ALL_STREAMS, Event, Gpu, Handle, Refusal, StreamKey, UNORDERED};
 use crate::driver::Functions;
 use crate::driver::sys::*;
-use std::ptr;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -51,10 +51,28 @@ pub struct Properties {
 /// Something that the driver would not take back.
 #[derive(Clone, Copy)]
 enum Leftover {
-    Chunk { handle: Handle, size: u64 },
-    Segment { address: u64, size: u64 },
-    Mapping { address: u64, size: u64 },
-    Addresses { address: u64, size: u64 },
+    Chunk {
+        handle: Handle,
+        size: u64,
+    },
+    Segment {
+        address: u64,
+        size: u64,
+    },
+    /// A mapping of a chunk, or of several of another process's.
+    Mapping {
+        address: u64,
+        size: u64,
+        chunk: Option<Handle>,
+    },
+    Addresses {
+        address: u64,
+        size: u64,
+    },
+    /// A plain segment of another process.
+    Opened {
+        address: u64,
+    },
 }
 
 /// The driver's side of one device's pool.
@@ -573,8 +591,26 @@ impl DriverGpu {
         Ok(handle)
     }
 
+    /// Whether a mapping that the driver did not take down holds this: it goes after that. A chunk's memory
+    /// is the device's again only without a mapping.
+    fn is_held(&self, what: Leftover) -> bool {
+        self.leftovers.iter().any(|left| match (*left, what) {
+            (Leftover::Mapping { chunk, .. }, Leftover::Chunk { handle, .. }) => {
+                chunk == Some(handle)
+            }
+            (Leftover::Mapping { address: at, .. }, Leftover::Addresses { address, size }) => {
+                (address..address + size).contains(&at)
+            }
+            _ => false,
+        })
+    }
+
     /// Gives something back, now or later.
     fn give_back(&mut self, what: Leftover) {
+        if self.is_held(what) {
+            self.leftovers.push(what);
+            return;
+        }
         let status = match what {
             Leftover::Chunk { handle, .. } => self.call(Call::Release, |f| {
                 // SAFETY: the pool created the chunk, and has forgotten it.
@@ -584,7 +620,7 @@ impl DriverGpu {
                 // SAFETY: the pool allocated the segment, and has forgotten it.
                 unsafe { (f.cuMemFree_v2)(address) }
             }),
-            Leftover::Mapping { address, size } => self.call(Call::Unmap, |f| {
+            Leftover::Mapping { address, size, .. } => self.call(Call::Unmap, |f| {
                 // SAFETY: the pool made the mapping, and nothing uses it.
                 unsafe { (f.cuMemUnmap)(address, size as usize) }
             }),
@@ -592,14 +628,48 @@ impl DriverGpu {
                 // SAFETY: the pool reserved the range, has forgotten it, and nothing is mapped in it.
                 unsafe { (f.cuMemAddressFree)(address, size as usize) }
             }),
+            Leftover::Opened { address } => {
+                let _current = current(&self.functions, self.properties.context);
+                // SAFETY: opened once for each time that it is closed, and nothing uses it.
+                unsafe { (self.functions.cuIpcCloseMemHandle)(address) }
+            }
         };
         match what {
             // It went with its context. Asked again later, the driver would take back what is there by then.
             Leftover::Segment { size, .. } if self.ended => self.ledger.give(size),
+            Leftover::Opened { .. } if self.ended => {}
             _ if status != 0 => self.leftovers.push(what),
             Leftover::Chunk { size, .. } | Leftover::Segment { size, .. } => self.ledger.give(size),
-            Leftover::Mapping { .. } | Leftover::Addresses { .. } => {}
+            Leftover::Mapping { .. } | Leftover::Addresses { .. } | Leftover::Opened { .. } => {}
         }
+    }
+
+    /// Takes down what is mapped of another process's memory in a range that was reserved for it: its first
+    /// `mapped` bytes. Nothing uses it any more.
+    pub fn unmap_shared(&mut self, address: u64, mapped: u64, size: u64) {
+        self.give_back_leftovers();
+        if mapped > 0 {
+            self.give_back(Leftover::Mapping {
+                address,
+                size: mapped,
+                chunk: None,
+            });
+        }
+        self.give_back(Leftover::Addresses { address, size });
+    }
+
+    /// Lets go of the handle of a chunk of another process's, which counts its bytes.
+    pub fn release_shared(&mut self, chunk: Handle) {
+        self.give_back(Leftover::Chunk {
+            handle: chunk,
+            size: 0,
+        });
+    }
+
+    /// Closes a plain segment of another process once.
+    pub fn close_segment(&mut self, address: u64) {
+        self.give_back_leftovers();
+        self.give_back(Leftover::Opened { address });
     }
 
     /// Tries once more what could not be given back.
@@ -697,7 +767,11 @@ impl Gpu for DriverGpu {
             (f.cuMemSetAccess)(address, size as usize, access.as_ptr(), access.len())
         }));
         if result.is_err() {
-            self.give_back(Leftover::Mapping { address, size });
+            self.give_back(Leftover::Mapping {
+                address,
+                size,
+                chunk: Some(chunk),
+            });
         }
         result
     }
@@ -865,6 +939,7 @@ impl DriverGpu {
 
 impl Drop for DriverGpu {
     fn drop(&mut self) {
+        self.give_back_leftovers();
         self.drop_events(false);
     }
 }

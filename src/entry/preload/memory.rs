@@ -47,7 +47,7 @@ fn allocate_here(address: *mut u64, bytes: usize) -> Answer {
 
 /// Whether the program wants to share such memory with other processes, which only CUDA's own can be.
 #[inline]
-fn is_shareable() -> bool {
+pub fn is_shareable() -> bool {
     allocator_in_use().is_some_and(|allocator| allocator.settings().ipc)
 }
 

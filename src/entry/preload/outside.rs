@@ -1,7 +1,7 @@
 //! Memory that the driver hands out where the pool does not, under a limit: it counts towards the limit,
 //! so that the program cannot go round it.
 
-use super::memory::OUT_OF_MEMORY;
+use super::memory::{OUT_OF_MEMORY, is_shareable};
 use super::{Answer, capture, context, real, room};
 use concertina_engine::runtime::{Device, allocator_in_use};
 use std::collections::HashMap;
@@ -31,8 +31,17 @@ pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
     let device = context::known_device().filter(|device| device.limit().is_some())?;
     let bytes = bytes as u64;
     // Nothing may wait in a capture.
-    if !device.admit_outside(bytes, !capture::is_on()) {
-        return Some(OUT_OF_MEMORY);
+    let may_wait = !capture::is_on();
+    if !device.admit_outside(bytes, may_wait) {
+        // What the pool keeps cannot go back in a capture, but be handed out.
+        let kept = !may_wait && !is_shareable();
+        let block = kept.then(|| device.allocate_idle(bytes as usize)).flatten();
+        let Some(block) = block else {
+            return Some(OUT_OF_MEMORY);
+        };
+        // SAFETY: the program's place for the address, which is not null.
+        unsafe { *address = block };
+        return Some(0);
     }
     let ask = || real::call!(cuMemAlloc_v2(address, bytes as usize));
     let status = room::again(device, ask(), ask);

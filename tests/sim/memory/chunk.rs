@@ -82,7 +82,7 @@ impl Memory {
                     .ok_or(CUresult::CUDA_ERROR_OPERATING_SYSTEM)?,
             );
         }
-        bank.used += size;
+        bank.take(size);
         self.handles += 1;
         let chunk = self.chunks.insert(Chunk::new(device, size, stretch));
         Ok(self.chunks.handle(chunk))

@@ -50,6 +50,9 @@ impl Memory {
         if size == 0 || !size.is_multiple_of(self.granularity) || !alignment.is_power_of_two() {
             return Err(INVALID);
         }
+        if size > self.addresses - self.reserved {
+            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        }
         let address =
             page::reserve(size, alignment, wanted).ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         // Zeroed by the system: the table of a large reservation is not touched until it is used.

@@ -64,6 +64,8 @@ pub(crate) enum Make {
 #[derive(Debug)]
 struct Bank {
     used: u64,
+    /// The most that ever was in use.
+    most: u64,
     file: Option<page::File>,
 }
 
@@ -71,6 +73,8 @@ struct Bank {
 #[derive(Debug)]
 pub(crate) struct Memory {
     capacity: u64,
+    /// What reservations may take together.
+    addresses: u64,
     granularity: u64,
     host_pointers: bool,
     peers: bool,
@@ -94,12 +98,14 @@ impl Memory {
     pub fn new(config: &Config) -> Memory {
         Memory {
             capacity: config.memory,
+            addresses: config.addresses,
             granularity: config.granularity,
             host_pointers: config.host_pointers,
             peers: config.peers,
             banks: (0..config.devices)
                 .map(|_| Bank {
                     used: 0,
+                    most: 0,
                     file: None,
                 })
                 .collect(),
@@ -117,6 +123,17 @@ impl Memory {
 
     pub fn used(&self, device: usize) -> u64 {
         self.banks.get(device).map_or(0, |bank| bank.used)
+    }
+
+    pub fn most_used(&self, device: usize) -> u64 {
+        self.banks.get(device).map_or(0, |bank| bank.most)
+    }
+
+    /// From now on the most in use is counted anew.
+    pub fn reset_most_used(&mut self) {
+        for bank in &mut self.banks {
+            bank.most = bank.used;
+        }
     }
 
     pub fn mapped(&self) -> usize {
@@ -150,6 +167,14 @@ fn default_pools(devices: usize) -> Slab<Pool> {
         pools.insert(Pool::new(device, false));
     }
     pools
+}
+
+impl Bank {
+    /// Counts memory that is taken.
+    fn take(&mut self, bytes: u64) {
+        self.used += bytes;
+        self.most = self.most.max(self.used);
+    }
 }
 
 impl Drop for Memory {

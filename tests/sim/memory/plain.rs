@@ -33,7 +33,7 @@ impl Memory {
             page::reserve(pages, PAGE, 0)
         };
         let address = address.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
-        bank.used += size;
+        bank.take(size);
         if let Make::Pooled(pool) = make
             && let Some(pool) = self.pools.get_mut(pool)
         {

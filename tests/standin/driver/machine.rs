@@ -137,6 +137,7 @@ extern "C" fn ended() {
 fn report(machine: &Machine, devices: usize) -> String {
     let calls = FUNCTIONS.iter().map(|name| (*name, machine.calls(name)));
     let left = [
+        ("most", (0..devices).map(|it| machine.most_used(it)).sum()),
         ("bytes", (0..devices).map(|it| machine.used(it)).sum()),
         ("handles", machine.handles() as u64),
         ("mappings", machine.mappings() as u64),

@@ -11,7 +11,7 @@
 //! | `STANDIN_FAIL` | none | failures by comma: `FUNCTION:NTH:STATUS`, such as `cuMemCreate:3:2`; NTH `*` is every use, STATUS a number of `CUresult` |
 //! | `STANDIN_NESTED` | 0 | 1: every call takes and gives back memory by the process's own functions first, as tools that watch a driver may |
 //! | `STANDIN_VIOLATIONS` | none | a file to which, at exit, what a real GPU would punish is written, a line each, if there was any |
-//! | `STANDIN_REPORT` | none | a file to which, at exit, is written how often each function was called, as `FUNCTION COUNT`, and what was not given back: `bytes`, `handles`, `mappings`, `addresses` |
+//! | `STANDIN_REPORT` | none | a file to which, at exit, is written how often each function was called, as `FUNCTION COUNT`, and the `most` bytes that were in use at once, and what was not given back: `bytes`, `handles`, `mappings`, `addresses` |
 //!
 //! A mistake in them ends the process at once: a test that ran on another machine than it asked for
 //! would prove nothing.

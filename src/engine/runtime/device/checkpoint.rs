@@ -39,6 +39,7 @@ impl Device {
         placed.map_err(|unplaced| NotRestored::Taken(unplaced.0))?;
         routes.push(Routed {
             route,
+            made: true,
             thread: thread_number(),
             // It allocates nothing.
             capture: Some(false),

@@ -3,12 +3,13 @@
 
 use super::later::Aside;
 use super::{Device, OutOfMemory, State, UnknownPointer};
-use crate::core::{ALL_STREAMS, Found, Gpu, Origin, StreamKey, UNORDERED};
+use crate::core::{ALL_STREAMS, Found, Gpu, Origin, SHARED, StreamKey, UNORDERED};
 use crate::runtime::capture;
 use crate::runtime::gpu::{synchronize, synchronize_in_capture};
 use crate::runtime::live_streams::LiveStreams;
 use crate::runtime::sharing;
 use crate::runtime::shelf::Owner;
+use std::mem::replace;
 
 /// How much of a device a process uses, as its own calls show it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -237,24 +238,31 @@ impl Device {
 
     /// Counts `bytes` that the program is to get from the driver itself towards the limit, for which
     /// all that is free is given back if need be. False where that would be beyond it. Where nothing
-    /// `may_wait`, the pool keeps what is free, and only what is in use counts.
+    /// `may_wait`, the pool keeps what is free, and that counts as well.
     pub fn admit_outside(&self, bytes: u64, may_wait: bool) -> bool {
         let ledger = &self.ledger;
         if may_wait && !ledger.allows(bytes) {
             self.take_back_aside();
             self.empty_cache();
         }
-        let live = self.usage().live;
         let _state = self.state.lock();
-        let outside = ledger.outside().saturating_add(bytes);
-        let admitted = match may_wait {
-            true => ledger.allows(bytes),
-            false => live.saturating_add(outside) <= ledger.limit(),
-        };
+        let admitted = ledger.allows(bytes);
         if admitted {
-            ledger.set_outside(outside);
+            ledger.set_outside(ledger.outside().saturating_add(bytes));
         }
         admitted
+    }
+
+    /// A block that any stream may use at once, of what is free and idle: the driver is asked nothing, as in
+    /// a capture. `None` where there is none.
+    pub fn allocate_idle(&self, size: usize) -> Option<u64> {
+        let mut state = self.settled();
+        let (requested, rounded) = (size as u64, state.round_up.round_up(size) as u64);
+        let pool = &mut state.pool;
+        let capturing = replace(&mut pool.gpu_mut().capturing, true);
+        let handed = pool.allocate_free(rounded, requested, UNORDERED, SHARED, Origin::Cuda);
+        pool.gpu_mut().capturing = capturing;
+        handed.map(|it| it.address)
     }
 
     /// The program has given so many of them back.

@@ -4,7 +4,7 @@ use super::{Device, State, Supplier};
 use crate::core::{GroupId, SHARED};
 use crate::runtime::gpu::{is_capturing, thread_number};
 use crate::runtime::message;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -25,10 +25,45 @@ pub struct Routed {
     pub route: Route,
     /// The thread that it was begun on.
     pub thread: u64,
+    /// Its pool could be made.
+    pub made: bool,
     /// Whether it serves a capture. Unknown, and so to be feared, until it has claimed something.
     pub capture: Option<bool>,
     /// Addresses that the next allocations get, in this order: blocks that are in use already.
     pub restored: VecDeque<u64>,
+}
+
+/// The private pools of a device, by name and by group.
+#[derive(Default)]
+pub struct Privates {
+    by_name: BTreeMap<PoolId, Private>,
+    names: HashMap<GroupId, PoolId>,
+}
+
+impl Privates {
+    pub fn get(&self, pool: PoolId) -> Option<&Private> {
+        self.by_name.get(&pool)
+    }
+
+    fn get_mut(&mut self, pool: PoolId) -> Option<&mut Private> {
+        self.by_name.get_mut(&pool)
+    }
+
+    /// In the order of their names.
+    pub fn iter(&self) -> impl Iterator<Item = &Private> {
+        self.by_name.values()
+    }
+
+    fn insert(&mut self, pool: PoolId, private: Private) {
+        self.names.insert(private.group, pool);
+        self.by_name.insert(pool, private);
+    }
+
+    fn remove(&mut self, pool: PoolId) -> Option<Private> {
+        let private = self.by_name.remove(&pool)?;
+        self.names.remove(&private.group);
+        Some(private)
+    }
 }
 
 /// Where an allocation comes from.
@@ -38,10 +73,11 @@ pub enum From {
     Restored(u64),
     /// From no pool.
     Driver,
+    /// From a private pool that could not be made.
+    Nothing,
 }
 
 pub struct Private {
-    id: PoolId,
     pub group: GroupId,
     users: usize,
     /// Others may have its memory rather than run out.
@@ -53,32 +89,31 @@ pub struct Private {
 impl State {
     /// PyTorch's name for a group; that of everybody's memory for a pool that was released.
     pub fn pool_of(&self, group: GroupId) -> PoolId {
-        let private = self.private.iter().find(|private| private.group == group);
-        private.map_or((0, 0), |private| private.id)
+        self.private.names.get(&group).copied().unwrap_or((0, 0))
     }
 
     pub fn private(&self, pool: PoolId) -> Option<&Private> {
-        self.private.iter().find(|private| private.id == pool)
+        self.private.get(pool)
     }
 
     /// One more user of a private pool, whose memory is supplied where a supplier is named and the pool is
     /// new. False where it cannot be made.
     pub fn retain(&mut self, pool: PoolId, supplier: Option<Arc<dyn Supplier>>) -> bool {
-        if let Some(private) = self.private.iter_mut().find(|private| private.id == pool) {
+        if let Some(private) = self.private.get_mut(pool) {
             private.users += 1;
             return true;
         }
         let Some(group) = self.pool.open_group(supplier.is_some()) else {
-            message::say("too many private pools: this one shares everybody's memory");
+            message::say("too many private pools: this one gets no memory");
             return false;
         };
-        self.private.push(Private {
-            id: pool,
+        let private = Private {
             group,
             users: 1,
             lent: false,
             supplier,
-        });
+        };
+        self.private.insert(pool, private);
         true
     }
 }
@@ -87,8 +122,7 @@ impl Device {
     /// Whether others may have a private pool's memory rather than run out.
     pub fn lend_pool(&self, pool: PoolId, lent: bool) {
         let mut state = self.state.lock();
-        let mut pools = state.private.iter_mut();
-        if let Some(private) = pools.find(|private| private.id == pool) {
+        if let Some(private) = state.private.get_mut(pool) {
             private.lent = lent;
         }
     }
@@ -112,11 +146,12 @@ impl Device {
     /// is made if there is none of that name. One more user of it is counted.
     pub fn begin_pool(&self, route: Route) {
         let mut state = self.state.lock();
-        if !state.retain(route.pool, None) {
-            return;
-        }
+        // Where it cannot be made, what the route claims is refused: a captured graph goes on using its
+        // memory when it was freed, so that it may have nobody else's.
+        let made = state.retain(route.pool, None);
         state.routes.push(Routed {
             route,
+            made,
             thread: thread_number(),
             capture: None,
             restored: VecDeque::new(),
@@ -144,13 +179,15 @@ impl Device {
     /// as far as it is free, and the rest when it is freed.
     pub fn release_pool(&self, pool: PoolId) {
         let mut state = self.state.lock();
-        let Some(at) = state.private.iter().position(|private| private.id == pool) else {
+        let Some(private) = state.private.get_mut(pool) else {
             return;
         };
-        state.private[at].users -= 1;
-        if state.private[at].users == 0 {
-            let private = state.private.swap_remove(at);
-            state.pool.close_group(private.group);
+        private.users -= 1;
+        if private.users == 0 {
+            let private = state.private.remove(pool);
+            if let Some(private) = &private {
+                state.pool.close_group(private.group);
+            }
             // Its supplier may go with it, which is no code of ours.
             drop(state);
             drop(private);
@@ -184,7 +221,7 @@ impl Device {
         else {
             return From::Group(SHARED);
         };
-        let id = routed.route.pool;
+        let (id, made) = (routed.route.pool, routed.made);
         if routed.capture.is_none() {
             routed.capture = Some(capturing);
             self.note_routes(state);
@@ -192,7 +229,10 @@ impl Device {
         if capturing {
             self.rejoin(&mut state.branches, &mut state.pool, stream);
         }
-        From::Group(state.private(id).map_or(SHARED, |private| private.group))
+        match made {
+            true => From::Group(state.private(id).map_or(SHARED, |private| private.group)),
+            false => From::Nothing,
+        }
     }
 
     /// Shelves know nothing of routes, and are passed by while there are any. In a capture nothing

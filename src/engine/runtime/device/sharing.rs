@@ -25,6 +25,14 @@ pub struct Shared {
     pub segment: Option<u64>,
 }
 
+#[cfg(test)]
+impl Shared {
+    /// The number of the span that it lies in.
+    pub(in crate::runtime) fn span(&self) -> u64 {
+        self.span
+    }
+}
+
 impl Device {
     /// Where other processes can find the block in use around `address`. They can as long as it is in
     /// use.
@@ -146,10 +154,7 @@ impl Device {
             unsafe { (f.cuMemMap)(address, size as usize, 0, chunk, 0) }
         });
         // The mapping holds the memory from here on.
-        self.call(Call::Release, |f| {
-            // SAFETY: what was imported just now.
-            unsafe { (f.cuMemRelease)(chunk) }
-        });
+        self.state.lock().pool.gpu_mut().release_shared(chunk);
         self.done("cuMemMap", status)
     }
 
@@ -174,18 +179,8 @@ impl Device {
     /// Takes the first `mapped` of reserved `bytes` down, and gives the addresses back. Nothing uses
     /// them any more.
     pub(in crate::runtime) fn unmap_shared(&self, address: u64, mapped: u64, bytes: u64) {
-        let unmapped = mapped == 0
-            || self.call(Call::Unmap, |f| {
-                // SAFETY: whole mappings of another process's memory, which nothing uses any more.
-                unsafe { (f.cuMemUnmap)(address, mapped as usize) }
-            }) == 0;
-        // Otherwise the driver is going away, and takes them along.
-        if unmapped {
-            self.call(Call::FreeAddress, |f| {
-                // SAFETY: reserved for this, and nothing is mapped there.
-                unsafe { (f.cuMemAddressFree)(address, bytes as usize) }
-            });
-        }
+        let mut state = self.state.lock();
+        state.pool.gpu_mut().unmap_shared(address, mapped, bytes);
     }
 
     /// Opens a plain segment of another process.
@@ -209,9 +204,7 @@ impl Device {
 
     /// Closes it once. Nothing uses it any more, as far as this one opening goes.
     pub(in crate::runtime) fn close_segment(&self, address: u64) {
-        let _current = current(&self.functions, self.properties.context);
-        // SAFETY: what `open_segment` opened.
-        unsafe { (self.functions.cuIpcCloseMemHandle)(address) };
+        self.state.lock().pool.gpu_mut().close_segment(address);
     }
 
     /// Whether the device can be waited for now: not in a capture.

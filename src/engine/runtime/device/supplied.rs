@@ -5,8 +5,9 @@
 //! for Python's interpreter, or throw a C++ exception, which goes through here to whoever called.
 
 use super::{Device, OutOfMemory, PoolId};
-use crate::core::{BLOCK, Refusal};
+use crate::core::{BLOCK, Refusal, SHARED, Shortage};
 use crate::runtime::message;
+use std::mem::forget;
 use std::sync::Arc;
 
 /// Whoever supplies a private pool's memory.
@@ -17,7 +18,33 @@ pub trait Supplier: Send + Sync {
     fn take_back(&self, address: u64);
 }
 
+/// Bytes that somebody is about to supply, or has taken back: they count towards the limit until this goes.
+struct Booked<'a> {
+    device: &'a Device,
+    bytes: u64,
+}
+
+impl Drop for Booked<'_> {
+    fn drop(&mut self) {
+        let _state = self.device.state.lock();
+        self.device.ledger.give(self.bytes);
+    }
+}
+
 impl Device {
+    /// `None` where it would be beyond the limit. Suppliers are called after it, so that of requests that come
+    /// at the same time each counts for the others.
+    fn book(&self, bytes: u64) -> Option<Booked<'_>> {
+        let _state = self.state.lock();
+        self.ledger.allows(bytes).then(|| {
+            self.ledger.take(bytes);
+            Booked {
+                device: self,
+                bytes,
+            }
+        })
+    }
+
     /// Counts one more user of the private pool, which is made if there is none of that name: of what the
     /// supplier supplies, if there is one.
     pub fn retain_pool(&self, pool: PoolId, supplier: Option<Arc<dyn Supplier>>) {
@@ -37,12 +64,14 @@ impl Device {
             .and_then(|it| it.supplier.clone());
         drop(state);
         for last in [false, true] {
-            match &supplier {
-                _ if !self.ledger.allows(bytes) => shortage.shortage.refusal = Refusal::OverLimit,
-                Some(supplier) => match supplier.supply(bytes) {
+            let Some(supplier) = &supplier else { break };
+            match self.book(bytes) {
+                Some(booked) => match supplier.supply(bytes) {
                     Some(address)
                         if self.keep_supplied(address, bytes, shortage.pool, supplier) =>
                     {
+                        // It counts until it is returned.
+                        forget(booked);
                         return Ok(());
                     }
                     Some(address) => {
@@ -51,7 +80,7 @@ impl Device {
                     }
                     None => {}
                 },
-                None => break,
+                None => shortage.shortage.refusal = Refusal::OverLimit,
             }
             if !last {
                 self.empty_cache();
@@ -61,7 +90,11 @@ impl Device {
                 }
             }
         }
-        self.state.lock().pool.tally_mut().ooms += 1;
+        let mut state = self.state.lock();
+        state.pool.tally_mut().ooms += 1;
+        let group = state.private(shortage.pool).map(|it| it.group);
+        let Shortage { asked, refusal, .. } = shortage.shortage;
+        shortage.shortage = state.pool.shortage(asked, group.unwrap_or(SHARED), refusal);
         Err(shortage)
     }
 
@@ -95,7 +128,6 @@ impl Device {
         };
         state.suppliers.insert(address, supplier.clone());
         state.pool.supply(address, bytes, group);
-        self.ledger.take(bytes);
         true
     }
 
@@ -106,10 +138,13 @@ impl Device {
             let Some((address, bytes)) = state.pool.take_returned() else {
                 return;
             };
-            self.ledger.give(bytes);
             state.pool.gpu_mut().spans.forget(address);
             let supplier = state.suppliers.remove(&address);
             drop(state);
+            let _booked = Booked {
+                device: self,
+                bytes,
+            };
             if let Some(supplier) = supplier {
                 supplier.take_back(address);
             }

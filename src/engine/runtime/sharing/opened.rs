@@ -3,7 +3,7 @@
 
 use super::super::device::Device;
 use super::super::lifecycle;
-use super::socket::{Answer, Question, ask};
+use super::socket::{Question, ask};
 use super::{Handle, SegmentHandle, Unshared};
 use crate::core::{Found, UNORDERED};
 use parking_lot::Mutex;
@@ -122,10 +122,10 @@ pub fn open(device: &'static Device, handle: &Handle) -> Result<Arc<Opened>, Uns
             bytes: first.bytes,
             kind: Kind::Chunks { mapped: 0 },
         });
-        let mut at = map(&mut opened, &first, files)?;
+        let mut at = map(&mut opened, &first.sizes, files)?;
         while at < first.parts {
             let (next, files) = ask(&handle.process, question(handle, at))?;
-            let more = map(&mut opened, &next, files)?;
+            let more = map(&mut opened, &next.sizes, files)?;
             if more == 0 {
                 return Err(Unshared::Gone);
             }
@@ -189,7 +189,7 @@ fn once(
 }
 
 /// Maps chunks behind those that are mapped; how many.
-fn map(opened: &mut Opened, answer: &Answer, files: Vec<OwnedFd>) -> Result<u64, Unshared> {
+fn map(opened: &mut Opened, sizes: &[u64], files: Vec<OwnedFd>) -> Result<u64, Unshared> {
     let Some(Mapping {
         device,
         address,
@@ -200,7 +200,7 @@ fn map(opened: &mut Opened, answer: &Answer, files: Vec<OwnedFd>) -> Result<u64,
         return Err(Unshared::Gone);
     };
     let count = files.len() as u64;
-    for (size, file) in answer.sizes.iter().zip(files) {
+    for (size, file) in sizes.iter().zip(files) {
         if *size > *bytes - *mapped {
             return Err(Unshared::Gone);
         }
@@ -208,4 +208,101 @@ fn map(opened: &mut Opened, answer: &Answer, files: Vec<OwnedFd>) -> Result<u64,
         *mapped += size;
     }
     Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Export;
+    use super::*;
+    use crate::driver::{self, sys::CUresult};
+    use crate::runtime::Allocator;
+    use crate::runtime::settings::Settings;
+    use concertina_sim::{Config, Machine};
+
+    /// The uses of the driver's functions in a life of opened memory.
+    const USES: [(&str, u64); 7] = [
+        ("cuMemExportToShareableHandle", 3),
+        ("cuMemAddressReserve", 1),
+        ("cuMemImportFromShareableHandle", 3),
+        ("cuMemMap", 3),
+        ("cuMemRelease", 3),
+        ("cuMemSetAccess", 1),
+        ("cuMemUnmap", 1),
+    ];
+
+    /// Opens a block of three chunks as another process would, while these calls fail; nothing is left of it
+    /// once it is closed and the device asked for something else.
+    fn open_and_close(failures: &[(&str, u64)]) -> bool {
+        let machine = Machine::new(Config::default());
+        let _bound = machine.bind();
+        let settings = Settings {
+            chunk_size: 2 << 20,
+            ..Settings::default()
+        };
+        let allocator = Allocator::new(driver::sim(), settings).expect("a device");
+        let device: &'static Device = Box::leak(Box::new(allocator)).device(0).expect("a device");
+        let block = device.allocate(6 << 20, 0).expect("memory");
+        let shared = device.share(block).expect("a block");
+        let before = (
+            machine.used(0),
+            machine.handles(),
+            machine.mappings(),
+            machine.reserved_addresses(),
+        );
+        for (name, nth) in failures {
+            machine.fail(name, *nth, CUresult::CUDA_ERROR_UNKNOWN);
+        }
+        let opened = open_own(device, shared.span());
+        let is_open = opened.is_ok();
+        if let Ok(opened) = &opened {
+            assert!(machine.mappings() >= before.2 + 3, "{failures:?}");
+            assert_ne!(opened.address(), block);
+        }
+        drop(opened);
+        machine.clear_failures();
+        device.empty_cache();
+        let after = (
+            machine.used(0),
+            machine.handles(),
+            machine.mappings(),
+            machine.reserved_addresses(),
+        );
+        assert_eq!(after, before, "{failures:?}");
+        device.free(block, 0).expect("a block");
+        device.empty_cache();
+        assert_eq!((machine.used(0), machine.handles()), (0, 0));
+        is_open
+    }
+
+    fn open_own(device: &'static Device, span: u64) -> Result<Opened, Unshared> {
+        let (span, export) = device.export(span, 0, 16).ok_or(Unshared::Gone)?;
+        let Export::Chunks(files) = export else {
+            return Err(Unshared::Gone);
+        };
+        let sizes: Vec<u64> = span.parts.iter().map(|(_, size)| *size).collect();
+        let bytes = sizes.iter().sum();
+        let mut opened = Opened::new(Mapping {
+            device,
+            address: device.reserve_shared(bytes)?,
+            bytes,
+            kind: Kind::Chunks { mapped: 0 },
+        });
+        assert_eq!(map(&mut opened, &sizes, files)?, 3);
+        device.open_shared(opened.address, bytes, [0; 16])?;
+        Ok(opened)
+    }
+
+    #[test]
+    fn opened_memory_survives_any_failing_call() {
+        assert!(open_and_close(&[]));
+        let closing = [("cuMemUnmap", 1), ("cuMemAddressFree", 1)];
+        for (name, uses) in USES.into_iter().chain([("cuMemAddressFree", 1)]) {
+            for nth in 1..=uses {
+                open_and_close(&[(name, nth)]);
+                for close in closing.into_iter().filter(|it| it.0 != name) {
+                    open_and_close(&[(name, nth), close]);
+                }
+            }
+        }
+    }
 }

@@ -91,6 +91,27 @@ fn an_unmap_takes_whole_mappings() {
 }
 
 #[test]
+fn addresses_are_finite() {
+    let rig = Rig::new(Config {
+        addresses: 8 * CHUNK,
+        ..Config::default()
+    });
+    let first = reserve(6 * CHUNK);
+    let mut more = 0;
+    // SAFETY: outputs are locals.
+    unsafe {
+        status(
+            cuMemAddressReserve(&mut more, 3 * CHUNK as usize, 0, 0, 0),
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+        );
+        ok(cuMemAddressReserve(&mut more, 2 * CHUNK as usize, 0, 0, 0));
+        ok(cuMemAddressFree(first, 6 * CHUNK as usize));
+        ok(cuMemAddressFree(more, 2 * CHUNK as usize));
+    }
+    assert_eq!(rig.machine.reserved_addresses(), 0);
+}
+
+#[test]
 fn sizes_and_devices_are_checked() {
     let _rig = Rig::new(Config {
         devices: 2,

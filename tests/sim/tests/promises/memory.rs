@@ -38,6 +38,10 @@ fn memory_is_finite_and_counted() {
     status(try_create(0, CHUNK), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
     release(chunk);
     ok(free(address));
+    // Whoever took it, the most is known.
+    assert_eq!(rig.machine.most_used(0), 8 * CHUNK - 1024);
+    rig.machine.reset_most_used();
+    assert_eq!(rig.machine.most_used(0), 0);
     assert_eq!(info(), (total, total));
     assert_eq!(rig.machine.used(0), 0);
 }
