@@ -67,10 +67,8 @@ pub fn get(handle: *mut c_void, address: u64) -> Answer {
     if around(address).is_some() || Device::is_stream_ordered(&found) || is_broken("ipc") {
         return Some(INVALID_VALUE);
     }
-    let made = device.share(found.start).and_then(|shared| {
-        let given = sharing::give(found.start, found.requested);
-        device.handle_of_block(&shared, given)
-    });
+    let shared = device.share(found.start);
+    let made = shared.and_then(|it| it.handle_of_block(found.requested));
     match made {
         Ok(made) => {
             // SAFETY: the program's room for a handle, which is not null.
@@ -129,13 +127,11 @@ fn open_in(device: &'static Device, handle: &Handle) -> Result<u64, Unshared> {
         open.count += 1;
         return Ok(open.found.start);
     }
-    let (memory, size) = sharing::open_given(device, handle)?;
-    let offset = if is_broken("ipc offset") {
-        0
-    } else {
-        handle.offset()
-    };
-    let found = memory.part(offset, size);
+    let memory = sharing::open(device, handle)?;
+    let mut found = memory.part(handle).ok_or(Unshared::Gone)?;
+    if is_broken("ipc offset") {
+        found.start = memory.address();
+    }
     let open = Open {
         handle: *handle,
         device,

@@ -5,7 +5,7 @@ use crate::core::Gpu;
 use crate::driver::sys::*;
 use crate::runtime::gpu::{FILE, access_of, current};
 use crate::runtime::ledger::Call;
-use crate::runtime::sharing::{self, Export, Handle, SegmentHandle, Span, Unshared};
+use crate::runtime::sharing::{self, Export, Handle, Secret, SegmentHandle, Span, Unshared};
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -14,15 +14,38 @@ use std::sync::Arc;
 const LAZY_PEER_ACCESS: u32 = 1;
 
 /// A block in use as other processes can find it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shared {
-    span: u64,
+    span: Arc<Span>,
     /// Where the block starts.
     pub start: u64,
     /// Bytes from the span's start to the block's.
     pub offset: u64,
     /// The address of the plain segment that it lies in, if it does.
     pub segment: Option<u64>,
+}
+
+impl Shared {
+    /// The handle of the whole span that the block lies in, for other processes with this library, whose
+    /// questions are answered from now on.
+    pub fn handle_of_span(&self) -> Result<Handle, Unshared> {
+        self.handle(0, self.span.bytes())
+    }
+
+    /// The handle of `size` bytes from the block's start on, good as long as the span is.
+    pub fn handle_of_tensor(&self, size: u64) -> Result<Handle, Unshared> {
+        sharing::note_tensor();
+        self.handle(self.offset, size)
+    }
+
+    fn handle(&self, offset: u64, size: u64) -> Result<Handle, Unshared> {
+        Handle::new((self.span.number, self.span.secret), offset, size)
+    }
+
+    /// The handle of the block, of `size` bytes: good until it is freed.
+    pub fn handle_of_block(&self, size: u64) -> Result<Handle, Unshared> {
+        let given = sharing::give(self.start, self.span.number)?;
+        Handle::new((given.number, given.secret), self.offset, size)
+    }
 }
 
 impl Device {
@@ -45,22 +68,11 @@ impl Device {
         }
         let segment = (!backing.mapped).then_some(backing.start);
         Ok(Shared {
-            span: pool.gpu_mut().spans.number(backing.parts, backing.mapped),
+            span: pool.gpu_mut().spans.of(backing.parts, backing.mapped)?,
             start,
             offset: start - backing.start,
             segment,
         })
-    }
-
-    /// The handle of the whole span that a block lies in, for other processes with this library, whose
-    /// questions are answered from now on.
-    pub fn handle_of_span(&self, shared: &Shared) -> Result<Handle, Unshared> {
-        Handle::new(self.properties.uuid, shared.span, 0, 0)
-    }
-
-    /// The handle of a block that was given away under a number: good until it is freed.
-    pub fn handle_of_block(&self, shared: &Shared, given: u64) -> Result<Handle, Unshared> {
-        Handle::new(self.properties.uuid, shared.span, shared.offset, given)
     }
 
     /// CUDA's own handle for a plain segment.
@@ -82,16 +94,21 @@ impl Device {
     }
 
     /// What another process needs of a span: descriptors of at most `most` chunks from the `first` on,
-    /// or the segment's handle. `None` where the span is not this device's.
+    /// or the segment's handle. `None` where the span is not this device's, or a secret is wanted and this
+    /// is not its own.
     pub(in crate::runtime) fn export(
         &self,
         span: u64,
+        secret: Option<&Secret>,
         first: usize,
         most: usize,
     ) -> Option<(Arc<Span>, Export)> {
         // Held to the end: what is exported may not go back to the driver meanwhile.
         let state = self.state.lock();
         let span = state.pool.gpu().spans.get(span)?;
+        if secret.is_some_and(|secret| !span.secret.is(secret)) {
+            return None;
+        }
         if !span.mapped {
             let export = match self.ask_segment_handle(span.parts[0].0) {
                 Ok(handle) => Export::Segment(handle),
@@ -113,6 +130,11 @@ impl Device {
             files.push(unsafe { OwnedFd::from_raw_fd(file) });
         }
         Some((span, Export::Chunks(files)))
+    }
+
+    /// Tells the device from every other, in every process.
+    pub(in crate::runtime) fn uuid(&self) -> [u8; 16] {
+        self.properties.uuid
     }
 
     /// Reserves addresses for memory of another process.
