@@ -182,14 +182,25 @@ impl Device {
         bytes: u64,
         home: [u8; 16],
     ) -> Result<(), Unshared> {
-        let access = match home == self.properties.uuid {
-            true => access_of(&self.properties.reachable_by),
-            false => access_of(&[self.properties.device]),
+        let set = |devices: &[CUdevice]| {
+            let access = access_of(devices);
+            self.call(Call::SetAccess, |f| {
+                // SAFETY: mappings that make up this range; `access` outlives the call.
+                unsafe {
+                    (f.cuMemSetAccess)(address, bytes as usize, access.as_ptr(), access.len())
+                }
+            })
         };
-        let status = self.call(Call::SetAccess, |f| {
-            // SAFETY: mappings that make up this range; `access` outlives the call.
-            unsafe { (f.cuMemSetAccess)(address, bytes as usize, access.as_ptr(), access.len()) }
-        });
+        let own = [self.properties.device];
+        let all = &self.properties.reachable_by;
+        let status = match home == self.properties.uuid && all.len() > 1 {
+            true => match set(all) {
+                0 => 0,
+                // Some system does not let another device have it.
+                _ => set(&own),
+            },
+            false => set(&own),
+        };
         self.done("cuMemSetAccess", status)
     }
 
