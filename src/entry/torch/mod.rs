@@ -18,7 +18,7 @@ mod table;
 
 pub use attach::{ATTACH, attach_unless_done, is_attached};
 
-use super::guard::guard;
+use super::{guard::guard, preload};
 use concertina_engine::runtime::{
     Device, OutOfMemory, Route, allocator, allocator_in_use, at_hand, keep_at_hand, lifecycle,
     message,
@@ -101,6 +101,7 @@ fn obtain(
 fn take_up(device: c_int) -> Option<&'static Device> {
     lifecycle::first_use();
     let device = usable(device)?;
+    preload::note_before_others(device);
     keep_at_hand(device);
     Some(device)
 }

@@ -1,7 +1,7 @@
 //! A device's memory for other processes, and theirs for this one: the driver calls of both.
 
 use super::{Device, State};
-use crate::core::Gpu;
+use crate::core::{Backing, Gpu};
 use crate::driver::sys::*;
 use crate::runtime::gpu::{FILE, access_of, current};
 use crate::runtime::ledger::Call;
@@ -53,9 +53,33 @@ impl Device {
     /// use.
     pub fn share(&self, address: u64) -> Result<Shared, Unshared> {
         let mut state = self.settled();
-        let State { pool, .. } = &mut *state;
+        let pool = &state.pool;
         let start = pool.block_around(address).ok_or(Unshared::Unknown)?.start;
         let backing = pool.backing(start).ok_or(Unshared::Unknown)?;
+        self.share_backing(&mut state, start, backing)
+    }
+
+    /// The same for a tensor's memory, as [`Device::allocation`] found it around `address`. What is a private
+    /// pool's is shared whole: where others can find it does not change while the pool is in use.
+    pub fn share_tensor(&self, address: u64) -> Result<Shared, Unshared> {
+        let mut state = self.settled();
+        let pool = &state.pool;
+        let found = pool.allocation_around(address).ok_or(Unshared::Unknown)?;
+        let start = found.found.start;
+        let backing = match found.private {
+            true => pool.backing_of_run(start),
+            false => pool.backing(start),
+        };
+        self.share_backing(&mut state, start, backing.ok_or(Unshared::Unknown)?)
+    }
+
+    fn share_backing(
+        &self,
+        state: &mut State,
+        start: u64,
+        backing: Backing,
+    ) -> Result<Shared, Unshared> {
+        let State { pool, .. } = state;
         if backing.mapped && !pool.gpu().is_exportable() {
             return Err(Unshared::Forbidden(format!(
                 "{} cannot share mapped memory",
