@@ -43,21 +43,28 @@ def counter(name, device=0):
     return stats(device)["memory_stats"][name]
 
 
-def both(program, result):
-    """What an expression is after a program has run: here, and in a process with PyTorch's own allocator."""
-    # Bare under `concertina run`, too, which children inherit by these and by PYTHONPATH.
+def bare(program, *arguments):
+    """What a program says that runs in a process without concertina, which has to end well."""
+    # Under `concertina run`, too, which children inherit by these and by PYTHONPATH.
     inherited = ("CONCERTINA_STATS", "CONCERTINA_RUN", "LD_PRELOAD")
-    native = subprocess.run(
-        [sys.executable, "-E", "-c", f"{program}\nimport json; print(json.dumps({result}))"],
+    path = f"import sys; sys.path.append({os.path.dirname(os.path.abspath(__file__))!r})\n"
+    done = subprocess.run(
+        [sys.executable, "-E", "-c", path + program, *map(str, arguments)],
         env={key: value for key, value in os.environ.items() if key not in inherited},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
+    return done.stdout
+
+
+def both(program, result):
+    """What an expression is after a program has run: here, and in a process with PyTorch's own allocator."""
+    native = bare(f"{program}\nimport json; print(json.dumps({result}))")
     # Compiling looks a function's module up by its name.
     module = sys.modules["program"] = types.ModuleType("program")
     exec(program, vars(module))
-    return eval(result, vars(module)), json.loads(native.stdout.splitlines()[-1])
+    return eval(result, vars(module)), json.loads(native.splitlines()[-1])
 
 
 def compiled(source):
