@@ -147,6 +147,13 @@ def attribute(address, number):
     return value.value
 
 
+def base_allocation(address):
+    """Start and size of the allocation that a tensor is part of, as PyTorch's allocator tells C++."""
+    base, size = library().concertina_base_alloc, ctypes.c_size_t()
+    base.restype, base.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p]
+    return base(address, ctypes.byref(size)), size.value
+
+
 def address_range(address):
     """Start and size of the allocation around an address, as cuMemGetAddressRange has them."""
     start, size = ctypes.c_uint64(), ctypes.c_size_t()

@@ -44,6 +44,13 @@ pub struct Backing {
     pub mapped: bool,
 }
 
+impl Backing {
+    /// Bytes of all parts.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(|(_, size)| size).sum()
+    }
+}
+
 impl<G: Gpu> Pool<G> {
     /// The block in use that holds the byte at `address`. Quick for a block's first byte; looks at
     /// every block for another.

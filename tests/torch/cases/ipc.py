@@ -15,6 +15,7 @@ from case import (
     MIB,
     address_range,
     attribute,
+    base_allocation,
     cuda_runtime,
     ipc_close,
     ipc_handle,
@@ -99,6 +100,9 @@ def tensors(peer):
         handle, offset = shared(tensor.data_ptr())
         start, seen = peer.ask("open", handle, offset, tensor.numel())
         assert torch.equal(seen, pattern(tensor.numel(), seed)), seed
+        if ATTACH != "native":
+            # Libraries ask PyTorch, or CUDA.
+            assert base_allocation(tensor.data_ptr())[0] == tensor.data_ptr() - offset
         assert peer.ask("write", start + offset, pattern(tensor.numel(), 100 + seed)) == "written"
         assert torch.equal(tensor.cpu(), pattern(tensor.numel(), 100 + seed)), seed
         if tensor.numel() > 1000:
@@ -168,6 +172,8 @@ def of_a_graph(peer):
     for start in starts:
         assert peer.ask("close", start) == 0
     assert torch.equal(kept.cpu(), pattern(9 * MIB, 4))
+    if ATTACH != "native":
+        assert base_allocation(kept.data_ptr()) == address_range(kept.data_ptr())
 
 
 def in_order():

@@ -3,7 +3,7 @@
 #: attach plain run native
 #: env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False
 import torch
-from case import MIB, attribute, bare, ipc_handle, pattern, to_gpu
+from case import ATTACH, MIB, address_range, attribute, bare, base_allocation, ipc_handle, pattern, to_gpu
 
 OPEN = """
 import sys, torch
@@ -27,6 +27,9 @@ def main():
         start = attribute(address, RANGE_START_ADDR)
         status, handle = ipc_handle(start)
         assert status == 0, status
+        if ATTACH != "native":
+            # Libraries ask PyTorch, or CUDA.
+            assert base_allocation(address) == address_range(address)
         assert ipc_handle(address + 100) == (0, handle)
         bare(OPEN, handle.hex(), address - start, tensor.numel(), seed)
         assert torch.equal(tensor.cpu(), pattern(tensor.numel(), 10 + seed)), seed
