@@ -133,6 +133,21 @@ def opened_twice(peer):
     assert peer.ask("close", again) == 0
 
 
+def changed(peer):
+    """A handle that did not come as it was made opens nothing: another memory, another place, no secret."""
+    tensor = to_gpu(pattern(3 * MIB, 1))
+    handle, offset = shared(tensor.data_ptr())
+    start, _ = peer.ask("open", handle, offset, tensor.numel())
+    # By sharing/mod.rs: a mark of 8 bytes, the process's 16, then number, offset, size and secret. A little
+    # further off may still lie in what is shared.
+    for at in (8, 23, 24, 31, 39, 47, 48, 56, 63):
+        wrong = bytearray(handle)
+        wrong[at] ^= 0x80
+        status = peer.ask("refused", bytes(wrong))
+        assert status == INVALID_VALUE, (at, status)
+    assert peer.ask("close", start) == 0
+
+
 def of_a_graph(peer):
     """What was allocated in a capture, freed there or not, stays where the graph uses it: the others see
     what each replay leaves."""
@@ -239,6 +254,7 @@ def main():
         of_a_graph(peer)
         if ATTACH != "native":
             freed_while_open(peer)
+            changed(peer)
         peer.end()
     in_order()
     exporter_ends()
