@@ -1,6 +1,6 @@
 //! `cudaIpcGetMemHandle` and its kin, for the pool's memory: between processes that both have the library
 //! preloaded. CUDA's own handles do not reach mapped memory, and of a plain segment they share the whole;
-//! so a program gets 64 bytes of ours. Handles that are none of ours are CUDA's, and so are those of
+//! so a program gets 64 bytes of ours, for its own blocks and for PyTorch's alike. Handles that are none of ours are CUDA's, and so are those of
 //! memory that is (`ipc:True` makes that all of `cudaMalloc`'s), and of events.
 
 use super::attributes::{self, Maker};
