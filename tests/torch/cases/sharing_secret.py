@@ -134,3 +134,6 @@ def main():
 
 if __name__ == "__main__":
     main()
+    # Two tensors count as sent, and nobody opened them. PyTorch lets go of those in a destructor which may run
+    # after what it uses is gone, and then crashes at exit, whatever the allocator.
+    os._exit(0)
