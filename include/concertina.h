@@ -125,14 +125,18 @@ void concertina_empty_cache(void);
 void concertina_memory_fraction(double fraction, int device);
 
 /**
- * Finds the allocation that `pointer` stands for: an address that `concertina_malloc` returned.
+ * Finds the allocation that `pointer` is part of to CUDA: an address that `concertina_malloc`
+ * returned. That is what `cudaIpcGetMemHandle` shares as a whole, and so what the distance that goes
+ * with a handle counts from: in mapped memory the block itself, in a private pool all memory without
+ * a gap around it, and where the driver allocates plain memory, its allocation.
  *
  * Writes the allocation's size in bytes to `size`, which may be null, and returns its address.
- * Returns null, and writes 0, if the address is not the start of an allocation in use.
+ * Returns null, and writes 0, if `pointer` is not the start of a block in use.
  *
  * Any thread may call it.
  */
-void *concertina_base_alloc(void *pointer, size_t *size);
+void *concertina_base_alloc(void *pointer,
+                            size_t *size);
 
 /**
  * Notes that `stream` uses the memory at `pointer`, besides the stream that it was allocated on.

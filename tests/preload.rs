@@ -351,6 +351,7 @@ cases! {
     calls_of_every_kind: "counted" [], [], Some(1625), ["pool"];
     threads_and_streams: "mixed" [], [HELD], None, ["wait"];
     memory_in_another_process: "shared" [], [], Some(5), ["ipc", "ipc offset", "ipc count"];
+    memory_in_another_process_on_two_devices: "shared" ["devices"], [("STANDIN_DEVICES", "2"), ("STANDIN_PEERS", "1")], Some(5), ["ipc", "ipc offset"];
     segments_in_another_process: "shared" [], [("CONCERTINA_CONF", "expandable_segments:False")], Some(5), ["ipc", "ipc offset"];
     a_process_that_returns: "processes" ["return"], [], Some(2), ["pool"];
     a_process_that_exits: "processes" ["exit"], [], Some(2), ["pool"];

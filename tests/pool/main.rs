@@ -5,6 +5,7 @@
 //! card has: failures on demand, control over lateness, a detector of races; the script leaves them
 //! out. Each test ends with the pool's invariants holding and all memory back.
 
+mod allocations;
 mod aside;
 mod basics;
 mod branches;

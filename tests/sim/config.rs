@@ -17,6 +17,9 @@ pub struct Config {
     pub virtual_memory: bool,
     /// Whether each device can reach the others' memory.
     pub peers: bool,
+    /// Though they say so, none gets access to memory of another that is mapped, as where the system does
+    /// not let them.
+    pub peers_refuse: bool,
     /// Real mappings: device addresses can be used by host code and aliases show the same bytes.
     /// Otherwise addresses are only numbers, mapping is a table, and memory is backed when touched.
     pub host_pointers: bool,
@@ -36,6 +39,7 @@ impl Default for Config {
             granularity: 2 << 20,
             virtual_memory: true,
             peers: false,
+            peers_refuse: false,
             host_pointers: false,
             kernels: 0,
             checks: true,

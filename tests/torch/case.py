@@ -43,21 +43,28 @@ def counter(name, device=0):
     return stats(device)["memory_stats"][name]
 
 
-def both(program, result):
-    """What an expression is after a program has run: here, and in a process with PyTorch's own allocator."""
-    # Bare under `concertina run`, too, which children inherit by these and by PYTHONPATH.
+def bare(program, *arguments):
+    """What a program says that runs in a process without concertina, which has to end well."""
+    # Under `concertina run`, too, which children inherit by these and by PYTHONPATH.
     inherited = ("CONCERTINA_STATS", "CONCERTINA_RUN", "LD_PRELOAD")
-    native = subprocess.run(
-        [sys.executable, "-E", "-c", f"{program}\nimport json; print(json.dumps({result}))"],
+    path = f"import sys; sys.path.append({os.path.dirname(os.path.abspath(__file__))!r})\n"
+    done = subprocess.run(
+        [sys.executable, "-E", "-c", path + program, *map(str, arguments)],
         env={key: value for key, value in os.environ.items() if key not in inherited},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
+    return done.stdout
+
+
+def both(program, result):
+    """What an expression is after a program has run: here, and in a process with PyTorch's own allocator."""
+    native = bare(f"{program}\nimport json; print(json.dumps({result}))")
     # Compiling looks a function's module up by its name.
     module = sys.modules["program"] = types.ModuleType("program")
     exec(program, vars(module))
-    return eval(result, vars(module)), json.loads(native.stdout.splitlines()[-1])
+    return eval(result, vars(module)), json.loads(native.splitlines()[-1])
 
 
 def compiled(source):
@@ -70,6 +77,92 @@ def compiled(source):
     subprocess.run(command, check=True)
     # With the interpreter's lock held, as an extension's functions are.
     return ctypes.PyDLL("./caller.so")
+
+
+class IpcHandle(ctypes.Structure):
+    """CUDA's handle for memory of another process."""
+
+    _fields_ = [("bytes", ctypes.c_ubyte * 64)]
+
+
+def ipc_handle(address):
+    """What cudaIpcGetMemHandle answers, and the handle as bytes."""
+    handle = IpcHandle()
+    runtime = cuda_runtime()
+    status = runtime.cudaIpcGetMemHandle(ctypes.byref(handle), ctypes.c_void_p(address))
+    runtime.cudaGetLastError()
+    return status, bytes(handle.bytes)
+
+
+def ipc_open(handle):
+    """What cudaIpcOpenMemHandle answers, and the address of the memory here."""
+    address, flags = ctypes.c_void_p(), 1
+    by_value = IpcHandle.from_buffer_copy(handle)
+    runtime = cuda_runtime()
+    status = runtime.cudaIpcOpenMemHandle(ctypes.byref(address), by_value, flags)
+    # PyTorch would take it for its own.
+    runtime.cudaGetLastError()
+    return status, address.value
+
+
+def ipc_close(address):
+    """What cudaIpcCloseMemHandle answers."""
+    runtime = cuda_runtime()
+    status = runtime.cudaIpcCloseMemHandle(ctypes.c_void_p(address))
+    runtime.cudaGetLastError()
+    return status
+
+
+def cuda_runtime():
+    """The CUDA runtime that PyTorch uses."""
+    lines = open("/proc/self/maps").read().splitlines()
+    found = ctypes.CDLL(next(line.split()[-1] for line in lines if "libcudart" in line))
+    found.cudaIpcOpenMemHandle.argtypes = [ctypes.c_void_p, IpcHandle, ctypes.c_uint]
+    return found
+
+
+def read(address, size):
+    """So many bytes of the GPU, on the host."""
+    there = torch.empty(size, dtype=torch.uint8)
+    arguments = [ctypes.c_void_p(there.data_ptr()), ctypes.c_void_p(address), ctypes.c_size_t(size)]
+    status = cuda_runtime().cudaMemcpy(*arguments, 2)
+    assert status == 0, status
+    return there
+
+
+def write(address, host):
+    """Bytes of the host, to the GPU."""
+    size = ctypes.c_size_t(host.numel())
+    arguments = [ctypes.c_void_p(address), ctypes.c_void_p(host.data_ptr()), size]
+    status = cuda_runtime().cudaMemcpy(*arguments, 1)
+    assert status == 0, status
+
+
+def attribute(address, number):
+    """One of cuPointerGetAttribute's, of eight bytes or fewer."""
+    value = ctypes.c_uint64()
+    driver = ctypes.CDLL("libcuda.so.1")
+    status = driver.cuPointerGetAttribute(ctypes.byref(value), number, ctypes.c_uint64(address))
+    assert status == 0, (number, status)
+    return value.value
+
+
+def base_allocation(address):
+    """Start and size of the allocation that a tensor is part of, as PyTorch's allocator tells C++."""
+    base, size = library().concertina_base_alloc, ctypes.c_size_t()
+    base.restype, base.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p]
+    return base(address, ctypes.byref(size)), size.value
+
+
+def address_range(address):
+    """Start and size of the allocation around an address, as cuMemGetAddressRange has them."""
+    start, size = ctypes.c_uint64(), ctypes.c_size_t()
+    driver = ctypes.CDLL("libcuda.so.1")
+    status = driver.cuMemGetAddressRange_v2(
+        ctypes.byref(start), ctypes.byref(size), ctypes.c_uint64(address)
+    )
+    assert status == 0, status
+    return start.value, size.value
 
 
 def pattern(count, seed=1):

@@ -2,6 +2,7 @@
 
 use super::block::{Block, NONE, State};
 use super::gpu::Gpu;
+use super::group::{GroupId, SHARED};
 use super::pool::{Live, Pool};
 use super::stream::StreamKey;
 use std::collections::HashMap;
@@ -19,6 +20,17 @@ pub struct Found {
     pub stream: StreamKey,
 }
 
+/// What a program is to take for one allocation when it asks about an address in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// A block in use; in a private pool all memory around it without a gap, used or not.
+    pub found: Found,
+    /// It is a private pool's.
+    pub private: bool,
+    /// It lies in a plain segment, which is one allocation to the driver.
+    pub plain: bool,
+}
+
 /// The memory that a block in use lies in, as the driver knows it. Nothing of it moves or goes back as
 /// long as the block is in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +42,13 @@ pub struct Backing {
     pub parts: Vec<(u64, u64)>,
     /// They are chunks.
     pub mapped: bool,
+}
+
+impl Backing {
+    /// Bytes of all parts.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(|(_, size)| size).sum()
+    }
 }
 
 impl<G: Gpu> Pool<G> {
@@ -48,6 +67,49 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
+    /// The allocation around an address. In a private pool that is what does not change while a graph uses
+    /// it, freed or not: mapped memory without a gap. What somebody else supplies is that one's to tell.
+    /// Quick for the first byte of a block in use; looks at every block for another.
+    pub fn allocation_around(&self, address: u64) -> Option<Allocation> {
+        let group_of = |block: &Block| self.slots.get(block.slot).group;
+        let is_own = |block: &Block| !self.groups[group_of(block) as usize].supplied;
+        let first = match self.table.get(&self.blocks, address) {
+            NONE => None,
+            start => Some(&self.blocks[start]).filter(|it| is_own(it)),
+        };
+        let block = first.or_else(|| {
+            let blocks = self.blocks.iter().map(|(_, block)| block);
+            blocks
+                .filter(|it| it.state == State::Live || group_of(it) != SHARED)
+                .find(|it| (it.address..it.end()).contains(&address) && is_own(it))
+        })?;
+        let private = group_of(block) != SHARED;
+        let plain = self.is_plain_group(group_of(block));
+        let mut found = self.found(block);
+        if private && !plain {
+            let first = self.first_of_run(block);
+            let mut last = first;
+            while last.next != NONE {
+                last = &self.blocks[last.next];
+            }
+            found.start = first.address;
+            found.size = last.end() - first.address;
+            found.requested = found.size;
+        }
+        Some(Allocation {
+            found,
+            private,
+            plain,
+        })
+    }
+
+    fn first_of_run<'a>(&'a self, mut block: &'a Block) -> &'a Block {
+        while block.prev != NONE {
+            block = &self.blocks[block.prev];
+        }
+        block
+    }
+
     pub(super) fn found(&self, block: &Block) -> Found {
         Found {
             start: block.address,
@@ -63,10 +125,7 @@ impl<G: Gpu> Pool<G> {
         let id = self.slots.get(block.slot).group;
         let group = &self.groups[id as usize];
         if self.is_plain_group(id) {
-            let mut first = block;
-            while first.prev != NONE {
-                first = &self.blocks[first.prev];
-            }
+            let first = self.first_of_run(block);
             let size = *group.segments.get(&first.address)?;
             return Some(Backing {
                 start: first.address,
@@ -74,10 +133,29 @@ impl<G: Gpu> Pool<G> {
                 mapped: false,
             });
         }
-        let chunk = |address| Some(group.chunks.get(group.chunks.at(address)?));
-        let (start, mut end) = (chunk(block.address)?.home, block.address);
+        self.chunks_behind(id, block.address, block.end())
+    }
+
+    /// The memory behind a private pool's allocation ([`Pool::allocation_around`]), which is mapped.
+    pub fn backing_of_run(&self, address: u64) -> Option<Backing> {
+        let blocks = self.blocks.iter().map(|(_, block)| block);
+        let mut blocks = blocks.filter(|it| {
+            let group = self.slots.get(it.slot).group;
+            group != SHARED && !self.is_plain_group(group)
+        });
+        let block = blocks.find(|it| (it.address..it.end()).contains(&address))?;
+        let run = self.allocation_around(block.address)?.found;
+        let id = self.slots.get(block.slot).group;
+        self.chunks_behind(id, run.start, run.start + run.size)
+    }
+
+    /// The chunks that mapped memory of a group lies in.
+    fn chunks_behind(&self, id: GroupId, from: u64, to: u64) -> Option<Backing> {
+        let chunks = &self.groups[id as usize].chunks;
+        let chunk = |address| Some(chunks.get(chunks.at(address)?));
+        let (start, mut end) = (chunk(from)?.home, from);
         let mut parts = Vec::new();
-        while end < block.end() {
+        while end < to {
             let chunk = chunk(end)?;
             parts.push((chunk.handle, chunk.size));
             end = chunk.home + chunk.size;

@@ -40,7 +40,7 @@ pub use counters::{Class, Counters, Events, Flow, Origin, Tally, Usage};
 pub use gpu::{Event, Gpu, Handle, Refusal};
 pub use group::{GroupId, SHARED};
 pub use journal::{Happening, Journal};
-pub use look::{Backing, Found};
+pub use look::{Allocation, Backing, Found};
 pub use place::Unplaced;
 pub use pool::{Handed, Lists, Live, Policy, Pool, Shortage, Tuning, Unknown};
 pub use segments::{Piece, Segment};

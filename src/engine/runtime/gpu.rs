@@ -5,6 +5,7 @@ use super::inside::{self, Inside};
 use super::lasting::Streams;
 use super::ledger::{Call, Ledger};
 use super::live_streams::LiveStreams;
+use super::message;
 use super::sharing::Spans;
 use crate::core::{ALL_STREAMS, Event, Gpu, Handle, Refusal, StreamKey, UNORDERED};
 use crate::driver::Functions;
@@ -13,7 +14,7 @@ use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 const OUT_OF_MEMORY: u32 = CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
@@ -581,6 +582,48 @@ impl DriverGpu {
         self.with_extras && self.properties.exportable
     }
 
+    /// Gives devices access to what is mapped.
+    fn set_access(
+        &self,
+        address: u64,
+        size: u64,
+        access: &[CUmemAccessDesc],
+    ) -> Result<(), Refusal> {
+        // SAFETY: a mapping of the pool's; `access` outlives the call.
+        refusal(self.call(Call::SetAccess, |f| unsafe {
+            (f.cuMemSetAccess)(address, size as usize, access.as_ptr(), access.len())
+        }))
+    }
+
+    /// The same where the driver does not give it to all of them: only the device itself, which comes first,
+    /// has to have it. Those that are refused are not tried again, but for want of memory.
+    #[cold]
+    fn set_access_one_by_one(&mut self, address: u64, size: u64) -> Result<(), Refusal> {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        let mut given = Vec::with_capacity(self.access.len());
+        for (at, one) in self.access.iter().enumerate() {
+            match self.set_access(address, size, std::slice::from_ref(one)) {
+                Ok(()) => given.push(*one),
+                Err(refusal) if at == 0 => return Err(refusal),
+                Err(refusal) => {
+                    message::say_once(&SAID, || {
+                        format!(
+                            "device {} says that it reaches the memory of device {}, but the driver does \
+                             not give it access ({refusal:?}): copies between them may take longer, and \
+                             kernels of the one cannot use the memory of the other",
+                            one.location.id, self.properties.device,
+                        )
+                    });
+                    if refusal == Refusal::OutOfMemory {
+                        given.push(*one);
+                    }
+                }
+            }
+        }
+        self.access = given;
+        Ok(())
+    }
+
     fn try_create(&self, size: u64, exportable: bool, rdma: bool) -> Result<Handle, Refusal> {
         let mut handle = 0;
         let properties = allocation_properties(self.properties.device, exportable, rdma);
@@ -761,11 +804,10 @@ impl Gpu for DriverGpu {
         refusal(self.call(Call::Map, |f| unsafe {
             (f.cuMemMap)(address, size as usize, 0, chunk, 0)
         }))?;
-        let access = &self.access;
-        // SAFETY: the range was mapped just now; `access` outlives the call.
-        let result = refusal(self.call(Call::SetAccess, |f| unsafe {
-            (f.cuMemSetAccess)(address, size as usize, access.as_ptr(), access.len())
-        }));
+        let mut result = self.set_access(address, size, &self.access);
+        if result.is_err() && self.access.len() > 1 {
+            result = self.set_access_one_by_one(address, size);
+        }
         if result.is_err() {
             self.give_back(Leftover::Mapping {
                 address,

@@ -28,7 +28,7 @@ pub mod stats;
 mod together;
 
 pub use crate::core::Tuning;
-pub use crate::core::{Found, Refusal, Shortage, StreamKey};
+pub use crate::core::{Allocation, Found, Refusal, Shortage, StreamKey};
 pub use device::{
     Device, Figures, NotRestored, OutOfMemory, PoolId, Route, Shared, Supplier, UnknownPointer,
     Usage,

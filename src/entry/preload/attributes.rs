@@ -4,7 +4,7 @@
 use super::breaks::is_broken;
 use super::memory::INVALID_VALUE;
 use super::ordered::default_pool;
-use super::{Answer, mapped, real, sharing};
+use super::{Answer, mapped, ordered, real, sharing};
 use concertina_engine::runtime::sharing as shared;
 use concertina_engine::runtime::{Device, Found, allocator_in_use};
 use std::collections::HashMap;
@@ -13,13 +13,35 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
+/// Who made the memory around an address, as far as CUDA treats it differently.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Maker {
+    /// `cudaMalloc`.
+    Program,
+    /// `cudaMallocAsync`.
+    InOrder,
+    /// PyTorch, or who else calls the library's own functions: to CUDA that would be part of what such an
+    /// allocator takes by `cudaMalloc`.
+    Allocator,
+    /// Another process, which shares it.
+    Other,
+}
+
+/// What is around an address: the allocation that the program is told about.
+#[derive(Clone, Copy)]
+pub struct Known {
+    pub device: &'static Device,
+    pub found: Found,
+    pub maker: Maker,
+}
+
 /// What of an attribute is not the driver's to answer.
 enum Ours {
     /// All of it: eight bytes.
-    Word(fn(&Device, &Found) -> u64),
+    Word(fn(&Known) -> u64),
     /// Its lowest byte, whatever its width: that a block can be shared by `cudaIpcGetMemHandle`, and in no
     /// other way. `None` where the driver's is right.
-    Byte(fn(&Found) -> Option<u8>),
+    Byte(fn(&Known) -> Option<u8>),
 }
 use Ours::{Byte, Word};
 
@@ -28,48 +50,71 @@ use Ours::{Byte, Word};
 fn ours(attribute: c_uint) -> Option<Ours> {
     Some(match attribute {
         // CONTEXT
-        1 => Word(|device, _| device.context() as u64),
+        1 => Word(|it| it.device.context() as u64),
         // BUFFER_ID
-        7 => Word(|_, found| buffer_id(found.start)),
+        7 => Word(|it| buffer_id(it.found.start)),
         // IS_LEGACY_CUDA_IPC_CAPABLE
-        10 => Byte(|found| {
-            let own = sharing::around(found.start).is_none();
-            own.then(|| u8::from(!Device::is_stream_ordered(found)))
+        10 => Byte(|it| match it.maker {
+            Maker::Program | Maker::Allocator => Some(1),
+            Maker::InOrder => Some(0),
+            Maker::Other => None,
         }),
         // RANGE_START_ADDR, MAPPING_BASE_ADDR
-        11 | 19 => Word(|_, found| found.start),
+        11 | 19 => Word(|it| it.found.start),
         // RANGE_SIZE, MAPPING_SIZE
-        12 | 18 => Word(|_, found| found.requested),
+        12 | 18 => Word(|it| it.found.requested),
         // ALLOWED_HANDLE_TYPES
         14 => Byte(|_| Some(0)),
         // MEMPOOL_HANDLE
-        17 => Word(|device, found| {
-            let pool = Device::is_stream_ordered(found).then(|| default_pool(device.ordinal()));
+        17 => Word(|it| {
+            let pool = (it.maker == Maker::InOrder).then(|| default_pool(it.device.ordinal()));
             pool.flatten().map_or(0, |pool| pool as u64)
         }),
         _ => return None,
     })
 }
 
-/// The block in use around an address, also one of another process that is open here, and its device.
-pub fn block(address: u64) -> Option<(&'static Device, Found)> {
+/// What is around an address, also of another process that is open here. `None` where the driver is to
+/// tell: it knows nothing else but what PyTorch would have had of it, too.
+pub fn known(address: u64) -> Option<Known> {
     let mut devices = allocator_in_use()?.open_devices();
-    let own = devices.find_map(|device| Some((device, device.find(address)?)));
-    own.or_else(|| sharing::around(address))
+    let own = devices.find_map(|device| Some((device, device.allocation(address)?)));
+    let Some((device, allocation)) = own else {
+        let (device, found) = sharing::around(address)?;
+        return Some(Known {
+            device,
+            found,
+            maker: Maker::Other,
+        });
+    };
+    let found = allocation.found;
+    let maker = match allocation.private {
+        true => Maker::Allocator,
+        false if !Device::is_stream_ordered(&found) => Maker::Program,
+        false if ordered::is_in_order(device, found.start) => Maker::InOrder,
+        false => Maker::Allocator,
+    };
+    // A tensor is part of a segment that CUDA allocated.
+    let is_drivers = allocation.plain && maker == Maker::Allocator;
+    (!is_drivers).then_some(Known {
+        device,
+        found,
+        maker,
+    })
 }
 
 /// `cuPointerGetAttribute`.
 pub fn one(value: *mut c_void, attribute: c_uint, address: u64) -> Answer {
     mapped::ask(address);
     let ours = ours(attribute).filter(|_| !value.is_null() && !is_broken("attributes"))?;
-    let (device, found) = block(address)?;
+    let known = known(address)?;
     let status = match ours {
         Word(_) => 0,
         Byte(_) => real::call!(cuPointerGetAttribute(value, attribute, address)),
     };
     if status == 0 {
         // SAFETY: the program's place for a value of the attribute's type.
-        unsafe { ours.write(device, &found, value) };
+        unsafe { ours.write(&known, value) };
     }
     Some(status)
 }
@@ -94,14 +139,14 @@ pub fn several(
         .peekable();
     if asked.peek().is_some()
         && !is_broken("attributes")
-        && let Some((device, found)) = block(address)
+        && let Some(known) = known(address)
     {
         for (at, ours) in asked {
             // SAFETY: the driver has written to as many places, a value of the attribute's type each.
             unsafe {
                 let value = *values.add(at);
                 if !value.is_null() {
-                    ours.write(device, &found, value);
+                    ours.write(&known, value);
                 }
             }
         }
@@ -115,12 +160,12 @@ impl Ours {
     /// # Safety
     /// `value` can be written with a value of the attribute's type, and has the driver's where not all of it
     /// is ours.
-    unsafe fn write(self, device: &Device, found: &Found, value: *mut c_void) {
+    unsafe fn write(self, known: &Known, value: *mut c_void) {
         match self {
             // SAFETY: as wide as all of these are.
-            Word(word) => unsafe { ptr::write(value.cast::<u64>(), word(device, found)) },
+            Word(word) => unsafe { ptr::write(value.cast::<u64>(), word(known)) },
             Byte(byte) => {
-                if let Some(byte) = byte(found) {
+                if let Some(byte) = byte(known) {
                     // SAFETY: the lowest byte, which comes first.
                     unsafe { ptr::write(value.cast::<u8>(), byte) };
                 }
@@ -150,6 +195,7 @@ pub fn forget(address: u64) {
     if !is_broken("ipc freed") {
         shared::forget(address);
     }
+    ordered::forget(address);
     if NEXT_ID.load(Relaxed) > FIRST_ID {
         let mut ids = BUFFER_IDS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(ids) = ids.as_mut() {
@@ -163,6 +209,6 @@ pub fn refuse_handle(address: u64) -> Answer {
     if is_broken("handles") {
         return None;
     }
-    let refused = is_broken("own handles") || block(address).is_some();
+    let refused = is_broken("own handles") || known(address).is_some();
     refused.then_some(INVALID_VALUE)
 }

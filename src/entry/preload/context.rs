@@ -2,7 +2,7 @@
 //! Whatever is done in a context that the program made itself is the driver's.
 
 use super::breaks::is_broken;
-use super::{Answer, mapped, outside, real, sharing};
+use super::{Answer, mapped, ordered, outside, real, sharing};
 use crate::entry::{launched, python, torch};
 use concertina_engine::driver;
 use concertina_engine::runtime::settings::Driver;
@@ -209,6 +209,7 @@ fn end(device: i32, end: impl FnOnce() -> u32) -> Answer {
     let pool = pool_of(device).filter(|_| !is_broken("reset"));
     let works = pool.is_some_and(|pool| pool.synchronize() == 0);
     pool.into_iter().for_each(sharing::close_all);
+    pool.into_iter().for_each(ordered::forget_device);
     if works || pool.is_none() {
         mapped::forget_all();
     }

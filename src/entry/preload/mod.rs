@@ -34,6 +34,7 @@ mod room;
 mod sharing;
 mod stream;
 
+pub use ordered::note_before_others;
 pub use presence::is_on;
 
 use super::guard::guard;

@@ -7,10 +7,12 @@ use super::breaks::is_broken;
 use super::memory::hand_out;
 use super::stream::Stream;
 use super::{Answer, attributes, capture, context, outside, real};
-use concertina_engine::runtime::{Device, OutOfMemory, StreamKey, allocator_in_use};
+use concertina_engine::runtime::{Device, OutOfMemory, StreamKey, allocator_in_use, at_hand};
+use std::collections::HashSet;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Devices, one bit each, whose current pool is one of the program's own.
 static OWN_POOL: AtomicU64 = AtomicU64::new(0);
@@ -35,7 +37,11 @@ pub fn allocate(address: *mut u64, bytes: usize, stream: u64) -> Answer {
     if OWN_POOL.load(Relaxed) >> device.ordinal() & 1 != 0 && !is_broken("pools") {
         return None;
     }
-    hand_out(address, block(device, bytes, stream.key(device)))
+    note(
+        device,
+        hand_out(address, block(device, bytes, stream.key(device))),
+        address,
+    )
 }
 
 /// `cuMemAllocFromPoolAsync`.
@@ -48,7 +54,87 @@ pub fn allocate_from(address: *mut u64, bytes: usize, pool: *mut c_void, stream:
     if default_pool(device.ordinal()) != Some(pool) {
         return None;
     }
-    hand_out(address, block(device, bytes, stream.key(device)))
+    note(
+        device,
+        hand_out(address, block(device, bytes, stream.key(device))),
+        address,
+    )
+}
+
+/// What was handed out of devices that hand out others' memory in the order of a stream, too: PyTorch's.
+static NOTED: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
+/// There was ever one.
+static ANY_NOTED: AtomicBool = AtomicBool::new(false);
+
+fn noted() -> MutexGuard<'static, Option<HashSet<u64>>> {
+    NOTED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether blocks of the device in the order of a stream may be another allocator's.
+#[inline]
+fn is_mixed(device: &Device) -> bool {
+    at_hand(device.ordinal()).is_some()
+}
+
+/// Notes what was handed out, if it could be taken for a tensor's.
+#[inline]
+fn note(device: &Device, answer: Answer, address: *const u64) -> Answer {
+    if answer == Some(0) && is_mixed(device) {
+        // SAFETY: the program's place for the address, which was written just now.
+        note_all([unsafe { *address }]);
+    }
+    answer
+}
+
+#[cold]
+fn note_all(blocks: impl IntoIterator<Item = u64>) {
+    let mut noted = noted();
+    noted.get_or_insert_default().extend(blocks);
+    ANY_NOTED.store(true, Relaxed);
+}
+
+/// The device will hand out others' memory in the order of a stream, too. What there is, is the program's.
+pub fn note_before_others(device: &Device) {
+    let blocks = device.stream_ordered();
+    if !is_mixed(device) && !blocks.is_empty() {
+        note_all(blocks);
+    }
+}
+
+/// Whether a block in the order of a stream is `cudaMallocAsync`'s.
+pub fn is_in_order(device: &Device, address: u64) -> bool {
+    !is_mixed(device)
+        || noted()
+            .as_ref()
+            .is_some_and(|noted| noted.contains(&address))
+}
+
+/// The block at `address` is being freed.
+#[inline]
+pub fn forget(address: u64) {
+    if ANY_NOTED.load(Relaxed)
+        && let Some(noted) = noted().as_mut()
+    {
+        noted.remove(&address);
+    }
+}
+
+/// All of the device's memory goes.
+pub fn forget_device(device: &Device) {
+    if let Some(noted) = noted().as_mut() {
+        noted.retain(|address| device.find(*address).is_none());
+    }
+}
+
+/// Bytes of the device's blocks that are `cudaMallocAsync`'s.
+fn bytes_in_order(device: &Device) -> u64 {
+    if !is_mixed(device) {
+        return device.stream_ordered_bytes();
+    }
+    let noted = noted();
+    let blocks = noted.iter().flatten();
+    let found = blocks.filter_map(|address| device.find(*address));
+    found.map(|block| block.size).sum()
 }
 
 /// A block for the stream; where there is no other memory, after waiting for what was set aside.
@@ -110,7 +196,7 @@ fn in_use(pool: *mut c_void) -> Option<(&'static AtomicU64, u64)> {
     let mut devices = allocator_in_use()?.open_devices();
     let device = devices.find(|device| default_pool(device.ordinal()) == Some(pool))?;
     let highest = HIGHEST.get(device.ordinal() as usize)?;
-    let used = device.stream_ordered_bytes();
+    let used = bytes_in_order(device);
     highest.fetch_max(used, Relaxed);
     Some((highest, used))
 }

@@ -51,7 +51,7 @@ pub fn address_range(start: *mut u64, size: *mut usize, address: u64) -> Answer 
         return None;
     }
     mapped::ask(address);
-    let (_, found) = attributes::block(address)?;
+    let found = attributes::known(address)?.found;
     // SAFETY: the program's places for the answers, each where it is not null.
     unsafe {
         if !start.is_null() {

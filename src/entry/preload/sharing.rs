@@ -1,13 +1,14 @@
 //! `cudaIpcGetMemHandle` and its kin, for the pool's memory: between processes that both have the library
 //! preloaded. CUDA's own handles do not reach mapped memory, and of a plain segment they share the whole;
-//! so a program gets 64 bytes of ours. Handles that are none of ours are CUDA's, and so are those of
+//! so a program gets 64 bytes of ours, for its own blocks and for PyTorch's alike. Handles that are none of ours are CUDA's, and so are those of
 //! memory that is (`ipc:True` makes that all of `cudaMalloc`'s), and of events.
 
+use super::attributes::{self, Maker};
 use super::breaks::is_broken;
 use super::memory::INVALID_VALUE;
-use super::{Answer, attributes, capture, context};
+use super::{Answer, capture, context};
 use concertina_engine::runtime::sharing::{self, HANDLE_SIZE, Handle, Opened, Unshared};
-use concertina_engine::runtime::{Device, Found, message};
+use concertina_engine::runtime::{Device, Found, allocator_in_use, at_hand, message};
 use std::collections::HashMap;
 use std::ffi::{c_uint, c_void};
 use std::ptr;
@@ -62,15 +63,25 @@ pub fn get(handle: *mut c_void, address: u64) -> Answer {
     if handle.is_null() || context::current() == 0 {
         return None;
     }
-    let (device, found) = attributes::block(address)?;
-    // What another process shares, and what is a stream's, CUDA shares neither.
-    if around(address).is_some() || Device::is_stream_ordered(&found) || is_broken("ipc") {
-        return Some(INVALID_VALUE);
-    }
-    let made = device.share(found.start).and_then(|shared| {
-        let given = sharing::give(found.start, found.requested);
-        device.handle_of_block(&shared, given)
-    });
+    let Some(known) = attributes::known(address) else {
+        // What was freed is not CUDA's to share, though it lies in a segment of CUDA's that is. Where that may
+        // be a tensor's, which is part of it, it is.
+        let mut devices = allocator_in_use()?.open_devices();
+        let freed = devices.any(|it| at_hand(it.ordinal()).is_none() && it.is_in_segment(address));
+        return freed.then_some(INVALID_VALUE);
+    };
+    let (device, found) = (known.device, known.found);
+    let made = match known.maker {
+        _ if is_broken("ipc") => return Some(INVALID_VALUE),
+        // CUDA shares neither.
+        Maker::Other | Maker::InOrder => return Some(INVALID_VALUE),
+        Maker::Program => device
+            .share(found.start)
+            .and_then(|it| it.handle_of_block(found.requested)),
+        Maker::Allocator => device
+            .share_tensor(address)
+            .and_then(|it| it.handle_of_tensor(found.requested)),
+    };
     match made {
         Ok(made) => {
             // SAFETY: the program's room for a handle, which is not null.
@@ -79,10 +90,13 @@ pub fn get(handle: *mut c_void, address: u64) -> Answer {
         }
         Err(why) => {
             message::say_once(&SAID, || {
-                format!(
-                    "cudaIpcGetMemHandle: {why}; CONCERTINA_CONF=ipc:True leaves cudaMalloc's memory \
-                     to CUDA, which can share it"
-                )
+                let remedy = match known.maker {
+                    Maker::Allocator => {
+                        "expandable_segments:False has tensors in allocations of CUDA's"
+                    }
+                    _ => "ipc:True leaves cudaMalloc's memory to CUDA",
+                };
+                format!("cudaIpcGetMemHandle: {why}; CONCERTINA_CONF={remedy}, which can share it")
             });
             Some(INVALID_VALUE)
         }
@@ -110,7 +124,7 @@ pub fn open(to: *mut u64, handle: IpcHandle, flags: c_uint) -> Answer {
             message::say_once(&SAID, || {
                 format!(
                     "cudaIpcOpenMemHandle: {why}; CONCERTINA_CONF=ipc:True in the process that shares \
-                     the memory leaves it to CUDA"
+                     the memory, or for tensors expandable_segments:False, leaves it to CUDA"
                 )
             });
             Some(MAP_FAILED)
@@ -129,13 +143,11 @@ fn open_in(device: &'static Device, handle: &Handle) -> Result<u64, Unshared> {
         open.count += 1;
         return Ok(open.found.start);
     }
-    let (memory, size) = sharing::open_given(device, handle)?;
-    let offset = if is_broken("ipc offset") {
-        0
-    } else {
-        handle.offset()
-    };
-    let found = memory.part(offset, size);
+    let memory = sharing::open(device, handle)?;
+    let mut found = memory.part(handle).ok_or(Unshared::Gone)?;
+    if is_broken("ipc offset") {
+        found.start = memory.address();
+    }
     let open = Open {
         handle: *handle,
         device,

@@ -19,7 +19,7 @@ mod table;
 
 pub use attach::{ATTACH, attach_unless_done, is_attached};
 
-use super::guard::guard;
+use super::{guard::guard, preload};
 use concertina_engine::runtime::{
     Device, OutOfMemory, Route, allocator, allocator_in_use, at_hand, keep_at_hand, lifecycle,
     message,
@@ -102,6 +102,7 @@ fn obtain(
 fn take_up(device: c_int) -> Option<&'static Device> {
     lifecycle::first_use();
     let device = usable(device)?;
+    preload::note_before_others(device);
     keep_at_hand(device);
     Some(device)
 }
@@ -387,10 +388,13 @@ pub extern "C" fn concertina_memory_fraction(fraction: c_double, device: c_int) 
     });
 }
 
-/// Finds the allocation that `pointer` stands for: an address that `concertina_malloc` returned.
+/// Finds the allocation that `pointer` is part of to CUDA: an address that `concertina_malloc`
+/// returned. That is what `cudaIpcGetMemHandle` shares as a whole, and so what the distance that goes
+/// with a handle counts from: in mapped memory the block itself, in a private pool all memory without
+/// a gap around it, and where the driver allocates plain memory, its allocation.
 ///
 /// Writes the allocation's size in bytes to `size`, which may be null, and returns its address.
-/// Returns null, and writes 0, if the address is not the start of an allocation in use.
+/// Returns null, and writes 0, if `pointer` is not the start of a block in use.
 ///
 /// Any thread may call it.
 #[unsafe(no_mangle)]
@@ -400,12 +404,13 @@ pub unsafe extern "C" fn concertina_base_alloc(
 ) -> *mut c_void {
     guard(ptr::null_mut(), || {
         let mut found = None;
-        each_device(|device| found = found.or(device.size_of(pointer as u64)));
+        each_device(|device| found = found.or_else(|| device.base_of(pointer as u64)));
+        let (start, bytes) = found.unwrap_or((0, 0));
         if !size.is_null() {
             // SAFETY: the caller vouches for a size_t behind a pointer that is not null.
-            unsafe { *size = found.unwrap_or(0) as usize };
+            unsafe { *size = bytes as usize };
         }
-        found.map_or(ptr::null_mut(), |_| pointer)
+        start as *mut c_void
     })
 }
 

@@ -108,7 +108,7 @@ fn share(address: u64) -> Result<(Vec<u8>, u64), Unshared> {
     let offset = shared.offset + (address - shared.start);
     let text = match shared.segment {
         None => {
-            let handle = device.handle_of_span(&shared).map_err(advise)?;
+            let handle = shared.handle_of_span().map_err(advise)?;
             handle.bytes().to_vec()
         }
         Some(segment) => [&PLAIN[..], &device.segment_handle(segment)?].concat(),

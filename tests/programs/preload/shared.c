@@ -1,9 +1,12 @@
 /* Memory of one process in another, by cudaIpcGetMemHandle.
  *
+ * With `devices` the other process also opens a block on a second device, where there is one.
+ *
  * With `freed` it also says whether the handle of a block that was freed opens. It must not; of CUDA's own
  * it may, for a while (H100, driver 580), so that there is nothing to compare on a GPU.
  *
  * Run: shared
+ * Run: shared devices
  */
 #include "show.h"
 
@@ -13,6 +16,7 @@ typedef struct {
     char bytes[64];
 } ipc_handle;
 
+extern int cudaDeviceCanAccessPeer(int *, int, int);
 extern int cudaIpcGetMemHandle(ipc_handle *, void *), cudaIpcCloseMemHandle(void *);
 extern int cudaIpcOpenMemHandle(void **, ipc_handle, unsigned);
 extern int cudaIpcGetEventHandle(ipc_handle *, handle), cudaIpcOpenEventHandle(handle *, ipc_handle);
@@ -56,7 +60,30 @@ static void send_handle(int to, ipc_handle handle) {
         _exit(2);
 }
 
-static int child(int peer, int freed) {
+/* A block of this device's, opened on the other one beside where it is open already. */
+static void show_on_second_device(ipc_handle handle, void *block, size_t size, unsigned char value) {
+    int devices = 0, reaches = 0;
+    SHOW(cudaGetDeviceCount(&devices));
+    if (devices < 2 || cudaDeviceCanAccessPeer(&reaches, 1, 0) != 0 || !reaches) {
+        printf("no second device reaches the first\n");
+        return;
+    }
+    void *there, *again;
+    SHOW(cudaSetDevice(1));
+    SHOW(cudaIpcOpenMemHandle(&there, handle, 1));
+    show_filled("second device", there, size, value);
+    SHOW(cudaIpcOpenMemHandle(&again, handle, 1));
+    printf("the same there: %d\n", again == there);
+    SHOW(cudaMemset(there, value + 1, size));
+    SHOW(cudaDeviceSynchronize());
+    SHOW(cudaIpcCloseMemHandle(there));
+    SHOW(cudaIpcCloseMemHandle(there));
+    SHOW(cudaSetDevice(0));
+    show_filled("first device", block, size, value + 1);
+    SHOW(cudaMemset(block, value, size));
+}
+
+static int child(int peer, int freed, int devices) {
     void *blocks[BLOCKS], *again;
     ipc_handle handles[BLOCKS];
     handle event;
@@ -67,6 +94,8 @@ static int child(int peer, int freed) {
         SHOW(cudaIpcOpenMemHandle(&blocks[i], handles[i], 1));
         show_filled("child", blocks[i], sizes[i], 10 + i);
     }
+    if (devices)
+        show_on_second_device(handles[2], blocks[2], sizes[2], 12);
     printf("apart: %d\n", blocks[0] != blocks[1] && blocks[1] != blocks[2]);
     SHOW(cudaIpcOpenMemHandle(&again, handles[1], 1));
     printf("the same: %d\n", again == blocks[1]);
@@ -115,7 +144,8 @@ int main(int count, char **arguments) {
         return 2;
     pid_t other = fork();
     if (other == 0)
-        _exit(child(sockets[1], count > 1 && !strcmp(arguments[1], "freed")));
+        _exit(child(sockets[1], count > 1 && !strcmp(arguments[1], "freed"),
+                    count > 1 && !strcmp(arguments[1], "devices")));
     close(sockets[1]);
     int peer = sockets[0];
     void *blocks[BLOCKS], *stream_ordered;
@@ -127,6 +157,8 @@ int main(int count, char **arguments) {
     }
     SHOW(cudaIpcGetMemHandle(&again, blocks[0]));
     printf("the same handle: %d\n", !memcmp(&again, &shared[0], sizeof again));
+    SHOW(cudaIpcGetMemHandle(&again, (char *)blocks[2] + MIB + 7));
+    printf("the same handle from the middle: %d\n", !memcmp(&again, &shared[2], sizeof again));
     SHOW(cudaIpcOpenMemHandle(&(void *){NULL}, shared[0], 1));
     SHOW(cudaMallocAsync(&stream_ordered, MIB, NULL));
     SHOW(cudaIpcGetMemHandle(&again, stream_ordered));
@@ -148,6 +180,8 @@ int main(int count, char **arguments) {
     say(peer);
     listen_to(peer);
     SHOW(cudaFree(blocks[0]));
+    SHOW(cudaIpcGetMemHandle(&again, blocks[0]));
+    cudaGetLastError();
     void *next;
     SHOW(cudaMalloc(&next, sizes[0]));
     SHOW(cudaMemset(next, 30, sizes[0]));

@@ -77,6 +77,7 @@ pub(crate) struct Memory {
     addresses: u64,
     granularity: u64,
     host_pointers: bool,
+    /// A device gets access to mapped memory of another.
     peers: bool,
     banks: Vec<Bank>,
     regions: BTreeMap<u64, Region>,
@@ -101,7 +102,7 @@ impl Memory {
             addresses: config.addresses,
             granularity: config.granularity,
             host_pointers: config.host_pointers,
-            peers: config.peers,
+            peers: config.peers && !config.peers_refuse,
             banks: (0..config.devices)
                 .map(|_| Bank {
                     used: 0,

@@ -5,7 +5,7 @@
 //! | `STANDIN_DEVICES` | 1 | number of devices, 0 to 64 |
 //! | `STANDIN_MEMORY_MB` | 81920 | memory of each device, in MiB |
 //! | `STANDIN_KERNELS_MB` | 0 | memory that a device takes for kernels when the first is launched, in MiB |
-//! | `STANDIN_PEERS` | 0 | 1: each device reaches the others' memory |
+//! | `STANDIN_PEERS` | 0 | 1: each device reaches the others' memory; 2: each says so, but gets no access to what is mapped |
 //! | `STANDIN_VIRTUAL_MEMORY` | 1 | 0: the device cannot map memory |
 //! | `STANDIN_PACE` | `immediate` | when queued work runs: `immediate`; `held`, until something waits for it; `random:SEED`; `late:N`, N driver calls later |
 //! | `STANDIN_FAIL` | none | failures by comma: `FUNCTION:NTH:STATUS`, such as `cuMemCreate:3:2`; NTH `*` is every use, STATUS a number of `CUresult` |
@@ -37,11 +37,13 @@ impl Settings {
     /// # Errors
     /// The variable that makes no sense, and what it may be.
     pub fn read() -> Result<Settings, String> {
+        let peers = number("STANDIN_PEERS", 0, 0..=2)?;
         let config = Config {
             devices: number("STANDIN_DEVICES", 1, 0..=64)?,
             memory: number("STANDIN_MEMORY_MB", 81920_u64, 1..=1 << 24)? << 20,
             kernels: number("STANDIN_KERNELS_MB", 0_u64, 0..=1 << 24)? << 20,
-            peers: number("STANDIN_PEERS", 0, 0..=1)? == 1,
+            peers: peers > 0,
+            peers_refuse: peers == 2,
             virtual_memory: number("STANDIN_VIRTUAL_MEMORY", 1, 0..=1)? == 1,
             ..Config::default()
         };

@@ -9,7 +9,7 @@ import gc
 import subprocess
 
 import torch
-from case import MIB, library, pattern, raises
+from case import MIB, address_range, library, pattern, raises
 
 SOURCE = """
 #include <stddef.h>
@@ -58,6 +58,8 @@ outside = host.cuda()
 assert amount("taken") == 20 * MIB
 assert torch.cuda.memory_allocated() == 14 * MIB
 (segment,) = pool.snapshot()
+# To CUDA the allocation is the allocator's, also where that has it from the library.
+assert address_range(inside.data_ptr() + 100) == (segment["address"], 20 * MIB)
 assert segment["total_size"] == 20 * MIB and not segment["is_expandable"]
 assert torch.equal(inside.cpu(), host) and torch.equal(outside.cpu(), host)
 del more

@@ -3,7 +3,9 @@
 
 use super::later::Aside;
 use super::{Device, OutOfMemory, State, UnknownPointer};
-use crate::core::{ALL_STREAMS, Found, Gpu, Origin, SHARED, StreamKey, UNORDERED};
+use crate::core::{
+    ALL_STREAMS, Allocation, Found, Gpu, Origin, SHARED, StreamKey, UNORDERED,
+};
 use crate::runtime::capture;
 use crate::runtime::gpu::{synchronize, synchronize_in_capture};
 use crate::runtime::live_streams::LiveStreams;
@@ -204,11 +206,26 @@ impl Device {
         found.filter(|it| self.is_the_programs(&state, it.start))
     }
 
+    /// What a program that asks about an address is to take for the allocation around it.
+    pub fn allocation(&self, address: u64) -> Option<Allocation> {
+        let state = self.state.lock();
+        let found = state.pool.allocation_around(address);
+        found.filter(|it| it.private || self.is_the_programs(&state, it.found.start))
+    }
+
     /// Whether to the driver the byte at `address` belongs to an allocation of the pool's, which it
     /// would free as a whole: a plain segment.
     pub fn is_in_segment(&self, address: u64) -> bool {
         let state = self.settled();
         state.pool.is_plain() && state.pool.holds(address)
+    }
+
+    /// Every block in use that was allocated in the order of a stream.
+    pub fn stream_ordered(&self) -> Vec<u64> {
+        let state = self.settled();
+        let blocks = state.pool.blocks_in_use();
+        let ordered = blocks.filter(Device::is_stream_ordered);
+        ordered.map(|block| block.start).collect()
     }
 
     /// Whether the block was allocated in the order of a stream.

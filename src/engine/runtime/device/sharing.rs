@@ -1,11 +1,11 @@
 //! A device's memory for other processes, and theirs for this one: the driver calls of both.
 
 use super::{Device, State};
-use crate::core::Gpu;
+use crate::core::{Backing, Gpu};
 use crate::driver::sys::*;
 use crate::runtime::gpu::{FILE, access_of, current};
 use crate::runtime::ledger::Call;
-use crate::runtime::sharing::{self, Export, Handle, SegmentHandle, Span, Unshared};
+use crate::runtime::sharing::{self, Export, Handle, Secret, SegmentHandle, Span, Unshared};
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -14,9 +14,8 @@ use std::sync::Arc;
 const LAZY_PEER_ACCESS: u32 = 1;
 
 /// A block in use as other processes can find it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shared {
-    span: u64,
+    span: Arc<Span>,
     /// Where the block starts.
     pub start: u64,
     /// Bytes from the span's start to the block's.
@@ -25,11 +24,33 @@ pub struct Shared {
     pub segment: Option<u64>,
 }
 
-#[cfg(test)]
 impl Shared {
     /// The number of the span that it lies in.
-    pub(in crate::runtime) fn span(&self) -> u64 {
-        self.span
+    #[cfg(test)]
+    pub(in crate::runtime) fn span_number(&self) -> u64 {
+        self.span.number
+    }
+
+    /// The handle of the whole span that the block lies in, for other processes with this library, whose
+    /// questions are answered from now on.
+    pub fn handle_of_span(&self) -> Result<Handle, Unshared> {
+        self.handle(0, self.span.bytes())
+    }
+
+    /// The handle of `size` bytes from the block's start on, good as long as the span is.
+    pub fn handle_of_tensor(&self, size: u64) -> Result<Handle, Unshared> {
+        sharing::note_tensor();
+        self.handle(self.offset, size)
+    }
+
+    fn handle(&self, offset: u64, size: u64) -> Result<Handle, Unshared> {
+        Handle::new((self.span.number, self.span.secret), offset, size)
+    }
+
+    /// The handle of the block, of `size` bytes: good until it is freed.
+    pub fn handle_of_block(&self, size: u64) -> Result<Handle, Unshared> {
+        let given = sharing::give(self.start, self.span.number)?;
+        Handle::new((given.number, given.secret), self.offset, size)
     }
 }
 
@@ -38,9 +59,33 @@ impl Device {
     /// use.
     pub fn share(&self, address: u64) -> Result<Shared, Unshared> {
         let mut state = self.settled();
-        let State { pool, .. } = &mut *state;
+        let pool = &state.pool;
         let start = pool.block_around(address).ok_or(Unshared::Unknown)?.start;
         let backing = pool.backing(start).ok_or(Unshared::Unknown)?;
+        self.share_backing(&mut state, start, backing)
+    }
+
+    /// The same for a tensor's memory, as [`Device::allocation`] found it around `address`. What is a private
+    /// pool's is shared whole: where others can find it does not change while the pool is in use.
+    pub fn share_tensor(&self, address: u64) -> Result<Shared, Unshared> {
+        let mut state = self.settled();
+        let pool = &state.pool;
+        let found = pool.allocation_around(address).ok_or(Unshared::Unknown)?;
+        let start = found.found.start;
+        let backing = match found.private {
+            true => pool.backing_of_run(start),
+            false => pool.backing(start),
+        };
+        self.share_backing(&mut state, start, backing.ok_or(Unshared::Unknown)?)
+    }
+
+    fn share_backing(
+        &self,
+        state: &mut State,
+        start: u64,
+        backing: Backing,
+    ) -> Result<Shared, Unshared> {
+        let State { pool, .. } = state;
         if backing.mapped && !pool.gpu().is_exportable() {
             return Err(Unshared::Forbidden(format!(
                 "{} cannot share mapped memory",
@@ -53,22 +98,11 @@ impl Device {
         }
         let segment = (!backing.mapped).then_some(backing.start);
         Ok(Shared {
-            span: pool.gpu_mut().spans.number(backing.parts, backing.mapped),
+            span: pool.gpu_mut().spans.of(backing.parts, backing.mapped)?,
             start,
             offset: start - backing.start,
             segment,
         })
-    }
-
-    /// The handle of the whole span that a block lies in, for other processes with this library, whose
-    /// questions are answered from now on.
-    pub fn handle_of_span(&self, shared: &Shared) -> Result<Handle, Unshared> {
-        Handle::new(self.properties.uuid, shared.span, 0, 0)
-    }
-
-    /// The handle of a block that was given away under a number: good until it is freed.
-    pub fn handle_of_block(&self, shared: &Shared, given: u64) -> Result<Handle, Unshared> {
-        Handle::new(self.properties.uuid, shared.span, shared.offset, given)
     }
 
     /// CUDA's own handle for a plain segment.
@@ -90,16 +124,21 @@ impl Device {
     }
 
     /// What another process needs of a span: descriptors of at most `most` chunks from the `first` on,
-    /// or the segment's handle. `None` where the span is not this device's.
+    /// or the segment's handle. `None` where the span is not this device's, or a secret is wanted and this
+    /// is not its own.
     pub(in crate::runtime) fn export(
         &self,
         span: u64,
+        secret: Option<&Secret>,
         first: usize,
         most: usize,
     ) -> Option<(Arc<Span>, Export)> {
         // Held to the end: what is exported may not go back to the driver meanwhile.
         let state = self.state.lock();
         let span = state.pool.gpu().spans.get(span)?;
+        if secret.is_some_and(|secret| !span.secret.is(secret)) {
+            return None;
+        }
         if !span.mapped {
             let export = match self.ask_segment_handle(span.parts[0].0) {
                 Ok(handle) => Export::Segment(handle),
@@ -121,6 +160,11 @@ impl Device {
             files.push(unsafe { OwnedFd::from_raw_fd(file) });
         }
         Some((span, Export::Chunks(files)))
+    }
+
+    /// Tells the device from every other, in every process.
+    pub(in crate::runtime) fn uuid(&self) -> [u8; 16] {
+        self.properties.uuid
     }
 
     /// Reserves addresses for memory of another process.
@@ -165,14 +209,25 @@ impl Device {
         bytes: u64,
         home: [u8; 16],
     ) -> Result<(), Unshared> {
-        let access = match home == self.properties.uuid {
-            true => access_of(&self.properties.reachable_by),
-            false => access_of(&[self.properties.device]),
+        let set = |devices: &[CUdevice]| {
+            let access = access_of(devices);
+            self.call(Call::SetAccess, |f| {
+                // SAFETY: mappings that make up this range; `access` outlives the call.
+                unsafe {
+                    (f.cuMemSetAccess)(address, bytes as usize, access.as_ptr(), access.len())
+                }
+            })
         };
-        let status = self.call(Call::SetAccess, |f| {
-            // SAFETY: mappings that make up this range; `access` outlives the call.
-            unsafe { (f.cuMemSetAccess)(address, bytes as usize, access.as_ptr(), access.len()) }
-        });
+        let own = [self.properties.device];
+        let all = &self.properties.reachable_by;
+        let status = match home == self.properties.uuid && all.len() > 1 {
+            true => match set(all) {
+                0 => 0,
+                // Some system does not let another device have it.
+                _ => set(&own),
+            },
+            false => set(&own),
+        };
         self.done("cuMemSetAccess", status)
     }
 

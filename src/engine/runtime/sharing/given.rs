@@ -1,38 +1,57 @@
-//! What a program gave away by `cudaIpcGetMemHandle`: good until the program frees it, also where other
-//! memory is handed out at the same address later.
+//! What a program gave away by `cudaIpcGetMemHandle`. The handle of an allocation by `cudaMalloc` is good
+//! until the program frees it, also where other memory is handed out at the same address later. That of a
+//! tensor is as good as the memory that it lies in, which PyTorch keeps.
 
 use super::super::message;
+use super::Unshared;
+use super::secret::Secret;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+/// Numbers from here on are allocations', those below it spans'.
+const FIRST: u64 = 1 << 63;
+
 /// One allocation that was given away.
-struct Given {
-    number: u64,
-    size: u64,
+#[derive(Clone, Copy)]
+pub struct Given {
+    pub number: u64,
+    pub secret: Secret,
+    /// The span that it lies in.
+    span: u64,
 }
 
 /// By the address that the program has.
 static GIVEN: Mutex<Option<HashMap<u64, Given>>> = Mutex::new(None);
 /// There was ever one.
 static ANY: AtomicBool = AtomicBool::new(false);
-/// One was ever asked for.
+/// A tensor was ever given away.
+static ANY_TENSOR: AtomicBool = AtomicBool::new(false);
+/// Somebody who had the handle ever asked for something.
 static WANTED: AtomicBool = AtomicBool::new(false);
 
-/// The number under which the allocation at `address`, of `size` bytes, is given away: the same until it
-/// is freed, and never another's.
-pub fn give(address: u64, size: u64) -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    ANY.store(true, Relaxed);
+/// Gives the allocation at `address` away: by the same number and secret until it is freed, and never
+/// another's.
+pub fn give(address: u64, span: u64) -> Result<Given, Unshared> {
+    static NEXT: AtomicU64 = AtomicU64::new(FIRST);
     let mut given = GIVEN.lock();
-    let entry = given.get_or_insert_default().entry(address);
-    let number = || NEXT.fetch_add(1, Relaxed);
-    entry
-        .or_insert_with(|| Given {
-            number: number(),
-            size,
-        })
-        .number
+    let given = given.get_or_insert_default();
+    if let Some(given) = given.get(&address) {
+        return Ok(*given);
+    }
+    let new = Given {
+        number: NEXT.fetch_add(1, Relaxed),
+        secret: Secret::new().map_err(Unshared::without_secret)?,
+        span,
+    };
+    given.insert(address, new);
+    ANY.store(true, Relaxed);
+    Ok(new)
+}
+
+/// A tensor was given away.
+pub fn note_tensor() {
+    ANY_TENSOR.store(true, Relaxed);
 }
 
 /// The allocation at `address` is being freed. One relaxed load where none was ever given away.
@@ -48,18 +67,33 @@ pub fn forget(address: u64) {
 /// The process ends. If nobody asked for anything that it gave away, those that it was for may not have
 /// the library, and could not: one line says what to do then.
 pub(super) fn explain_unwanted() {
-    if ANY.load(Relaxed) && !WANTED.load(Relaxed) {
-        message::say(
-            "no process has opened what cudaIpcGetMemHandle shared: only those that have this library \
-             preloaded can; CONCERTINA_CONF=ipc:True leaves cudaMalloc's memory to CUDA, for all",
-        );
-    }
+    let remedy = match (ANY.load(Relaxed), ANY_TENSOR.load(Relaxed)) {
+        _ if WANTED.load(Relaxed) => return,
+        (false, false) => return,
+        (_, false) => "ipc:True leaves cudaMalloc's memory to CUDA",
+        (false, true) => "expandable_segments:False has tensors in CUDA's own allocations",
+        (true, true) => "ipc:True,expandable_segments:False has it all in CUDA's own allocations",
+    };
+    message::say(&format!(
+        "no process has opened what cudaIpcGetMemHandle shared: only those that have this library \
+         preloaded can; CONCERTINA_CONF={remedy}, for all"
+    ));
 }
 
-/// Bytes of the allocation that was given away under this number, if it still is.
-pub(super) fn size_of(number: u64) -> Option<u64> {
+/// Somebody who had the handle has asked.
+pub(super) fn note_wanted() {
     WANTED.store(true, Relaxed);
+}
+
+/// Whether a number is an allocation's.
+pub(super) fn is_given(number: u64) -> bool {
+    number >= FIRST
+}
+
+/// The span of the allocation that was given away under a number, if it still is, and the secret is its own.
+pub(super) fn span_of(number: u64, secret: &Secret) -> Option<u64> {
     let given = GIVEN.lock();
     let mut given = given.iter().flat_map(HashMap::values);
-    given.find(|it| it.number == number).map(|it| it.size)
+    let given = given.find(|it| it.number == number)?;
+    given.secret.is(secret).then_some(given.span)
 }

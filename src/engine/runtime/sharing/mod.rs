@@ -5,7 +5,8 @@
 //! 64 bytes: it names the process and a *span*, the chunks that a block lies in. Whoever wants to open
 //! it asks that process, over a Unix socket (`socket`), for file descriptors of the chunks, and maps
 //! them side by side (`opened`). A socket needs no permission to look into the other process, which
-//! many systems and containers refuse, as `pidfd_getfd` would.
+//! many systems and containers refuse, as `pidfd_getfd` would. Only who has the handle gets an answer: a
+//! secret of the span's, or of the allocation's, is in it (`secret`).
 //!
 //! A block in use keeps its chunks where they are and from the driver, so a span is good for as long as
 //! the block is; whoever shares memory has to keep it until the others are done with it, as with CUDA's
@@ -16,14 +17,17 @@
 
 mod given;
 mod opened;
+mod secret;
 mod socket;
 
-pub use given::{forget, give};
-pub use opened::{Opened, open, open_given, open_segment};
+pub use given::{forget, give, note_tensor};
+pub use opened::{Opened, open, open_segment};
+pub use secret::Secret;
 pub(super) use socket::stop_listening;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -35,41 +39,43 @@ pub const HANDLE_SIZE: usize = 64;
 pub type SegmentHandle = [u8; HANDLE_SIZE];
 
 /// Tells a handle of ours from CUDA's and from other bytes. The last byte is the protocol's version.
-const MARK: [u8; 8] = *b"concert\x01";
+const MARK: [u8; 8] = *b"concert\x02";
 
-/// What another process needs to find memory of this one: plain bytes, which may travel any way.
+/// What another process needs to find memory of this one, and to be let have it: plain bytes, which may
+/// travel any way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Handle {
     mark: [u8; 8],
     /// A number that no other process has.
     process: [u8; 16],
-    /// The device that the memory is on.
-    device: [u8; 16],
-    span: u64,
+    /// That of the span, or of an allocation, whose handle ends when it is freed.
+    number: u64,
     /// Bytes from the span's start to the memory.
     offset: u64,
-    /// The number under which the memory was given away, where that ends when it is freed; else 0.
-    given: u64,
+    /// Bytes of the memory.
+    size: u64,
+    /// What belongs to the number.
+    secret: Secret,
 }
 
 const _: () = assert!(size_of::<Handle>() == HANDLE_SIZE);
 
 impl Handle {
-    /// A handle of this process's, which answers for it from now on.
+    /// A handle of this process's, which answers for it from now on: of so many bytes, from so many on behind
+    /// the start of a span.
     pub(super) fn new(
-        device: [u8; 16],
-        span: u64,
+        (number, secret): (u64, Secret),
         offset: u64,
-        given: u64,
+        size: u64,
     ) -> Result<Handle, Unshared> {
         Ok(Handle {
             mark: MARK,
             process: socket::serve()?,
-            device,
-            span,
+            number,
             offset,
-            given,
+            size,
+            secret,
         })
     }
 
@@ -96,6 +102,11 @@ impl Handle {
     pub fn offset(&self) -> u64 {
         self.offset
     }
+
+    /// Bytes of the memory.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
 }
 
 /// Why memory cannot be shared, or what was shared cannot be opened.
@@ -107,6 +118,12 @@ pub enum Unshared {
     Gone,
     /// The system or the driver does not allow it; says what and why.
     Forbidden(String),
+}
+
+impl Unshared {
+    fn without_secret(error: io::Error) -> Unshared {
+        Unshared::Forbidden(format!("the system has no random bytes for it: {error}"))
+    }
 }
 
 impl fmt::Display for Unshared {
@@ -127,10 +144,21 @@ impl fmt::Display for Unshared {
 
 /// Memory that other processes may ask for: chunks side by side, or one plain segment.
 pub struct Span {
+    /// No other span of the process ever had it.
+    pub number: u64,
+    /// Who has it may ask for any of the span.
+    pub secret: Secret,
     /// The chunks' handles, or the segment's address, with their sizes in bytes.
     pub parts: Vec<(u64, u64)>,
     /// They are chunks.
     pub mapped: bool,
+}
+
+impl Span {
+    /// Bytes of all parts.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(|(_, size)| size).sum()
+    }
 }
 
 /// What another process gets of a span.
@@ -153,16 +181,21 @@ pub struct Spans {
 }
 
 impl Spans {
-    /// The number of the span of these parts, which is made if there is none. No other span of the
-    /// process ever had it.
-    pub fn number(&mut self, parts: Vec<(u64, u64)>, mapped: bool) -> u64 {
+    /// The span of these parts, which is made if there is none.
+    pub fn of(&mut self, parts: Vec<(u64, u64)>, mapped: bool) -> Result<Arc<Span>, Unshared> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        *self.numbers.entry(parts).or_insert_with_key(|parts| {
-            let number = NEXT.fetch_add(1, Relaxed);
-            let parts = parts.clone();
-            self.list.insert(number, Arc::new(Span { parts, mapped }));
-            number
-        })
+        if let Some(number) = self.numbers.get(&parts) {
+            return Ok(self.list[number].clone());
+        }
+        let span = Arc::new(Span {
+            number: NEXT.fetch_add(1, Relaxed),
+            secret: Secret::new().map_err(Unshared::without_secret)?,
+            parts: parts.clone(),
+            mapped,
+        });
+        self.numbers.insert(parts, span.number);
+        self.list.insert(span.number, span.clone());
+        Ok(span)
     }
 
     /// The span of a number.
@@ -214,25 +247,34 @@ mod tests {
     #[test]
     fn a_span_has_its_number_until_a_part_goes_or_moves() {
         let mut spans = Spans::default();
+        let number = |spans: &mut Spans, parts: &[(u64, u64)]| {
+            let span = spans.of(parts.to_vec(), true).expect("a secret");
+            assert!(
+                spans
+                    .get(span.number)
+                    .is_some_and(|it| it.secret.is(&span.secret))
+            );
+            span.number
+        };
         let (long, short) = (vec![(1, 10), (2, 20)], vec![(2, 20)]);
-        let number = spans.number(long.clone(), true);
-        assert_eq!(spans.number(long.clone(), true), number);
-        let other = spans.number(short.clone(), true);
-        assert_ne!(other, number);
+        let first = number(&mut spans, &long);
+        assert_eq!(number(&mut spans, &long), first);
+        let other = number(&mut spans, &short);
+        assert_ne!(other, first);
         assert_eq!(
-            spans.get(number).map(|it| it.parts.clone()),
+            spans.get(first).map(|it| it.parts.clone()),
             Some(long.clone())
         );
         spans.keep_together(&HashMap::from([(1, 100), (2, 110)]));
-        assert!(spans.get(number).is_some() && spans.get(other).is_some());
+        assert!(spans.get(first).is_some() && spans.get(other).is_some());
         // The second chunk moved.
         spans.keep_together(&HashMap::from([(1, 100), (2, 120)]));
-        assert!(spans.get(number).is_none() && spans.get(other).is_some());
-        let again = spans.number(long, true);
-        assert_ne!(again, number);
+        assert!(spans.get(first).is_none() && spans.get(other).is_some());
+        let again = number(&mut spans, &long);
+        assert_ne!(again, first);
         spans.forget(1);
         assert!(spans.get(again).is_none() && spans.get(other).is_some());
-        assert_eq!(spans.number(short, true), other);
+        assert_eq!(number(&mut spans, &short), other);
         spans.forget(2);
         assert!(spans.list.is_empty() && spans.numbers.is_empty());
     }

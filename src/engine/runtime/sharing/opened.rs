@@ -4,7 +4,7 @@
 use super::super::device::Device;
 use super::super::lifecycle;
 use super::socket::{Question, ask};
-use super::{Handle, SegmentHandle, Unshared};
+use super::{Handle, Secret, SegmentHandle, Unshared, given};
 use crate::core::{Found, UNORDERED};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -20,7 +20,9 @@ static LATE: Mutex<Vec<Mapping>> = Mutex::new(Vec::new());
 /// A span of a process, or a plain segment, in the context of one device.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Key {
-    Span([u8; 16], u64, i32),
+    /// With the secret, so that nobody gets what is open by its number alone; where an allocation's number
+    /// and secret have led to it, there is none.
+    Span([u8; 16], u64, Secret, i32),
     Segment(SegmentHandle, i32),
 }
 
@@ -34,6 +36,7 @@ enum Kind {
 struct Mapping {
     device: &'static Device,
     address: u64,
+    /// Where CUDA opened it, it does not say how many: all that there can be.
     bytes: u64,
     kind: Kind,
 }
@@ -44,12 +47,14 @@ pub struct Opened {
     /// Taken when it is dropped.
     mapping: Option<Mapping>,
     address: u64,
+    bytes: u64,
 }
 
 impl Opened {
     fn new(mapping: Mapping) -> Opened {
         Opened {
             address: mapping.address,
+            bytes: mapping.bytes,
             mapping: Some(mapping),
         }
     }
@@ -59,14 +64,17 @@ impl Opened {
         self.address
     }
 
-    /// A block in it, of `size` bytes.
-    pub fn part(&self, offset: u64, size: u64) -> Found {
-        Found {
-            start: self.address + offset,
+    /// The memory in it that a handle is of; `None` where that lies beyond its end, as no handle says that
+    /// came as it was made.
+    pub fn part(&self, handle: &Handle) -> Option<Found> {
+        let Handle { offset, size, .. } = *handle;
+        let end = offset.checked_add(size)?;
+        (end <= self.bytes).then_some(Found {
+            start: self.address.checked_add(offset)?,
             size,
             requested: size,
             stream: UNORDERED,
-        }
+        })
     }
 }
 
@@ -110,7 +118,14 @@ fn take_down_late() {
 /// Opens the span of a handle, in the context of a device of this process.
 pub fn open(device: &'static Device, handle: &Handle) -> Result<Arc<Opened>, Unshared> {
     take_down_late();
-    let key = Key::Span(handle.process, handle.span, device.ordinal());
+    let (span, secret) = match given::is_given(handle.number) {
+        true => {
+            let (answer, _) = ask(&handle.process, question(handle, Question::NO_FILES))?;
+            (answer.span, Secret::NONE)
+        }
+        false => (handle.number, handle.secret),
+    };
+    let key = Key::Span(handle.process, span, secret, device.ordinal());
     once(key, || {
         let (first, files) = ask(&handle.process, question(handle, 0))?;
         if let Some(segment) = first.segment() {
@@ -131,18 +146,9 @@ pub fn open(device: &'static Device, handle: &Handle) -> Result<Arc<Opened>, Uns
             }
             at += more;
         }
-        device.open_shared(opened.address, first.bytes, handle.device)?;
+        device.open_shared(opened.address, first.bytes, first.home)?;
         Ok(opened)
     })
-}
-
-/// The same for memory that was given away under a number, if it still is; also says its bytes.
-pub fn open_given(
-    device: &'static Device,
-    handle: &Handle,
-) -> Result<(Arc<Opened>, u64), Unshared> {
-    let (answer, _) = ask(&handle.process, question(handle, Question::NO_FILES))?;
-    Ok((open(device, handle)?, answer.size))
 }
 
 /// Opens a plain segment of another process by CUDA's own handle.
@@ -159,15 +165,15 @@ fn segment_of(device: &'static Device, handle: &SegmentHandle) -> Result<Opened,
     Ok(Opened::new(Mapping {
         device,
         address: device.open_segment(handle)?,
-        bytes: 0,
+        bytes: u64::MAX,
         kind: Kind::Segment,
     }))
 }
 
 fn question(handle: &Handle, first: u64) -> Question {
     Question {
-        span: handle.span,
-        given: handle.given,
+        number: handle.number,
+        secret: handle.secret,
         first,
     }
 }
@@ -252,7 +258,7 @@ mod tests {
         for (name, nth) in failures {
             machine.fail(name, *nth, CUresult::CUDA_ERROR_UNKNOWN);
         }
-        let opened = open_own(device, shared.span());
+        let opened = open_own(device, shared.span_number());
         let is_open = opened.is_ok();
         if let Ok(opened) = &opened {
             assert!(machine.mappings() >= before.2 + 3, "{failures:?}");
@@ -275,7 +281,7 @@ mod tests {
     }
 
     fn open_own(device: &'static Device, span: u64) -> Result<Opened, Unshared> {
-        let (span, export) = device.export(span, 0, 16).ok_or(Unshared::Gone)?;
+        let (span, export) = device.export(span, None, 0, 16).ok_or(Unshared::Gone)?;
         let Export::Chunks(files) = export else {
             return Err(Unshared::Gone);
         };

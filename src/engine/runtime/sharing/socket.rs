@@ -1,14 +1,17 @@
 //! How file descriptors of chunks come from one process to another: a thread of the process that shares
 //! answers on a Unix socket. Its name is in no directory (it is an abstract one) and goes with the
-//! process; a number that nobody can guess is part of it, and either end asks the system that the other
-//! belongs to the same user.
+//! process, but every process can read it (`/proc/net/unix`): it is no secret. Either end asks the system
+//! that the other belongs to the same user, and who asks has to have the secret of what it asks for; others
+//! see the connection end.
 //!
-//! One connection is one question and one answer, of a size known beforehand, so that nobody holds up
-//! the others for long.
+//! One connection is one question and one answer, of a size known beforehand. All that are open are
+//! listened to at once, and none for longer than [`QUESTION`], so that nobody who connects and says
+//! nothing holds up the others.
 
 use super::super::registry::{allocator, allocator_in_use};
 use super::super::{helper, lifecycle};
-use super::{Export, SegmentHandle, Unshared, given};
+use super::secret::random;
+use super::{Export, Secret, SegmentHandle, Unshared, given};
 use parking_lot::Mutex;
 use std::io::{self, ErrorKind, Read};
 use std::mem::{self, MaybeUninit};
@@ -18,7 +21,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{panic, ptr};
 
 /// Descriptors in one answer, at most. The system allows 253 (`SCM_MAX_FD`), and a process often has no
@@ -30,12 +33,15 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a question may take to arrive once somebody has connected.
 const QUESTION: Duration = Duration::from_secs(1);
 
+/// How many who have connected are waited for at a time. Beyond that whoever came first has to go.
+const PEERS: usize = 64;
+
 /// What is asked: `first` says from which part on descriptors are wanted.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Question {
-    pub span: u64,
-    pub given: u64,
+    pub number: u64,
+    pub secret: Secret,
     pub first: u64,
 }
 
@@ -56,15 +62,17 @@ pub struct Answer {
     /// How many parts the span has, and bytes of all of them.
     pub parts: u64,
     pub bytes: u64,
-    /// Bytes of the allocation, where it was given away by a number.
-    pub size: u64,
+    /// The span's number, and the device that it is on.
+    pub span: u64,
+    pub home: [u8; 16],
     /// Bytes of each chunk that comes.
     pub sizes: [u64; BATCH],
     /// The segment's handle, where it is one.
     segment: SegmentHandle,
 }
 
-const GONE: u32 = 0;
+/// What no answer says: who is to have none sees the connection end.
+const NOTHING: u32 = 0;
 const CHUNKS: u32 = 1;
 const SEGMENT: u32 = 2;
 const FAILED: u32 = 3;
@@ -72,12 +80,13 @@ const FAILED: u32 = 3;
 impl Answer {
     const fn nothing() -> Answer {
         Answer {
-            kind: GONE,
+            kind: NOTHING,
             status: 0,
             files: 0,
             parts: 0,
             bytes: 0,
-            size: 0,
+            span: 0,
+            home: [0; 16],
             sizes: [0; BATCH],
             segment: [0; super::HANDLE_SIZE],
         }
@@ -132,13 +141,9 @@ fn address_of(process: &[u8; 16]) -> io::Result<SocketAddr> {
 }
 
 fn start() -> io::Result<[u8; 16]> {
-    let mut number = [0; 16];
-    // SAFETY: 16 bytes to be written.
-    let got = unsafe { libc::getrandom(number.as_mut_ptr().cast(), number.len(), 0) };
-    if got != number.len() as isize {
-        return Err(io::Error::last_os_error());
-    }
+    let number = random()?;
     let listener = UnixListener::bind_addr(&address_of(&number)?)?;
+    listener.set_nonblocking(true)?;
     INODE.store(inode_of(listener.as_raw_fd()), Relaxed);
     LISTENER.store(listener.as_raw_fd(), Relaxed);
     // SAFETY: the function stays, as the library is never unloaded.
@@ -190,61 +195,133 @@ extern "C" fn end() {
     given::explain_unwanted();
 }
 
+/// Somebody who has connected.
+struct Peer {
+    stream: UnixStream,
+    /// What has arrived of the question.
+    bytes: [u8; size_of::<Question>()],
+    got: usize,
+    until: Instant,
+}
+
 fn answer_all(listener: &UnixListener) {
     if let Some(allocator) = allocator() {
         allocator.allow_calls_in_captures();
     }
+    let mut peers = Vec::new();
     loop {
-        let Ok((peer, _)) = listener.accept() else {
+        wait_for(listener, &peers);
+        if let Err(error) = admit(listener, &mut peers)
+            && error.kind() != ErrorKind::Interrupted
+        {
             // No descriptor is left, say: not for ever.
             sleep(Duration::from_millis(10));
-            continue;
-        };
-        // Whoever asked sees the connection end.
-        let _ = panic::catch_unwind(|| answer_one(&peer));
+        }
+        let now = Instant::now();
+        peers.retain_mut(|peer| peer.attend().is_ok_and(|more| more) && now < peer.until);
+        let many = peers.len().saturating_sub(PEERS);
+        peers.drain(..many);
     }
 }
 
-fn answer_one(mut peer: &UnixStream) -> io::Result<()> {
-    let mut question = Question {
-        span: 0,
-        given: 0,
-        first: 0,
+/// Waits until somebody connects, says something, or has said nothing for too long.
+fn wait_for(listener: &UnixListener, peers: &[Peer]) {
+    let wanted = |fd| libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
     };
-    peer.set_read_timeout(Some(QUESTION))?;
-    peer.set_write_timeout(Some(QUESTION))?;
-    if !is_same_user(peer) {
-        return Ok(());
-    }
-    // SAFETY: three numbers.
-    peer.read_exact(unsafe { bytes_of_mut(&mut question) })?;
-    let ending = ENDING.lock();
-    let (answer, files) = match *ending {
-        true => (Answer::nothing(), Vec::new()),
-        false => find(question),
+    let streams = peers.iter().map(|peer| peer.stream.as_raw_fd());
+    let files = std::iter::once(listener.as_raw_fd()).chain(streams);
+    let mut files: Vec<libc::pollfd> = files.map(wanted).collect();
+    let now = Instant::now();
+    let until = peers.iter().map(|peer| peer.until).min();
+    // Rounded up, so that it is over by then.
+    let left = until.map(|it| it.saturating_duration_since(now).as_millis() as i32 + 1);
+    // SAFETY: as many as there are; an error only means to look at once.
+    unsafe {
+        libc::poll(
+            files.as_mut_ptr(),
+            files.len() as libc::nfds_t,
+            left.unwrap_or(-1),
+        )
     };
-    drop(ending);
-    // SAFETY: numbers throughout, each where its size puts it.
-    send(peer, unsafe { bytes_of(&answer) }, &files)
 }
 
-fn find(question: Question) -> (Answer, Vec<OwnedFd>) {
-    let mut answer = Answer::nothing();
-    if question.given != 0 {
-        match given::size_of(question.given) {
-            Some(size) => answer.size = size,
-            None => return (answer, Vec::new()),
+/// Lets in who has connected, as many as there may be.
+fn admit(listener: &UnixListener, peers: &mut Vec<Peer>) -> io::Result<()> {
+    for _ in 0..PEERS {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                if is_same_user(&stream) && stream.set_nonblocking(true).is_ok() {
+                    peers.push(Peer {
+                        stream,
+                        bytes: [0; size_of::<Question>()],
+                        got: 0,
+                        until: Instant::now() + QUESTION,
+                    });
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error),
         }
     }
-    let mut devices = allocator_in_use()
-        .into_iter()
-        .flat_map(|it| it.open_devices());
-    let first = question.first as usize;
-    let Some((span, export)) = devices.find_map(|it| it.export(question.span, first, BATCH)) else {
-        return (answer, Vec::new());
+    Ok(())
+}
+
+impl Peer {
+    /// Reads what there is, and answers the question once it is whole. Whether there is more to come. Whoever
+    /// is dropped sees the connection end.
+    fn attend(&mut self) -> io::Result<bool> {
+        while self.got < self.bytes.len() {
+            match (&self.stream).read(&mut self.bytes[self.got..]) {
+                Ok(0) => return Ok(false),
+                Ok(got) => self.got += got,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(true),
+                Err(error) => return Err(error),
+            }
+        }
+        // SAFETY: as many bytes, of which any make a question: it is numbers throughout.
+        let question: Question = unsafe { mem::transmute(self.bytes) };
+        let answer = || {
+            let ending = ENDING.lock();
+            if *ending { None } else { find(&question) }
+        };
+        if let Ok(Some((answer, files))) = panic::catch_unwind(answer) {
+            // SAFETY: numbers throughout, each where its size puts it.
+            send(&self.stream, unsafe { bytes_of(&answer) }, &files)?;
+        }
+        Ok(false)
+    }
+}
+
+/// The answer, and the descriptors that go with it. `None` where there is no such thing (any more), and
+/// where the secret is not its own alike.
+fn find(question: &Question) -> Option<(Answer, Vec<OwnedFd>)> {
+    let Question {
+        number,
+        secret,
+        first,
+    } = question;
+    let (span, secret) = match given::is_given(*number) {
+        true => (given::span_of(*number, secret)?, None),
+        false => (*number, Some(secret)),
     };
-    answer.parts = span.parts.len() as u64;
-    answer.bytes = span.parts.iter().map(|(_, size)| size).sum();
+    let mut devices = allocator_in_use()?.open_devices();
+    let first = *first as usize;
+    let (home, span, export) = devices.find_map(|it| {
+        let (span, export) = it.export(span, secret, first, BATCH)?;
+        Some((it.uuid(), span, export))
+    })?;
+    given::note_wanted();
+    let mut answer = Answer {
+        parts: span.parts.len() as u64,
+        bytes: span.bytes(),
+        span: span.number,
+        home,
+        ..Answer::nothing()
+    };
     match export {
         Export::Chunks(files) => {
             answer.kind = CHUNKS;
@@ -252,12 +329,12 @@ fn find(question: Question) -> (Answer, Vec<OwnedFd>) {
             let sizes = span.parts.iter().skip(first).map(|(_, size)| *size);
             let places = answer.sizes.iter_mut().take(files.len());
             places.zip(sizes).for_each(|(place, size)| *place = size);
-            return (answer, files);
+            return Some((answer, files));
         }
         Export::Segment(handle) => (answer.kind, answer.segment) = (SEGMENT, handle),
         Export::Failed(status) => (answer.kind, answer.status) = (FAILED, status),
     }
-    (answer, Vec::new())
+    Some((answer, Vec::new()))
 }
 
 /// Sends so few bytes in one piece, with descriptors. A peer that is gone raises no signal.
@@ -377,7 +454,7 @@ pub fn ask(process: &[u8; 16], question: Question) -> Result<(Answer, Vec<OwnedF
         return Err(Unshared::Forbidden("its process is another user's".into()));
     }
     peer.set_read_timeout(Some(PATIENCE)).map_err(forbidden)?;
-    // SAFETY: three numbers.
+    // SAFETY: numbers throughout.
     let asked = send(&peer, unsafe { bytes_of(&question) }, &[]);
     let (answer, files) = match asked.and_then(|()| receive(&peer)) {
         Ok(answer) => answer,

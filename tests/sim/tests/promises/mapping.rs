@@ -258,6 +258,29 @@ fn an_alias_shows_the_same_bytes() {
 }
 
 #[test]
+fn peers_may_be_refused_what_they_say_they_reach() {
+    let _rig = Rig::new(Config {
+        devices: 2,
+        peers: true,
+        peers_refuse: true,
+        ..Config::default()
+    });
+    let mut can = 0;
+    // SAFETY: the output is a local.
+    ok(unsafe { cuDeviceCanAccessPeer(&mut can, 1, 0) });
+    assert_eq!(can, 1);
+    let address = mapped(CHUNK);
+    let write = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    assert_eq!(
+        access(address, CHUNK, 1, write),
+        CUresult::CUDA_ERROR_INVALID_DEVICE as u32
+    );
+    ok(access(address, CHUNK, 0, write));
+    ok(fill(address, 1, 4, LEGACY));
+    ok(synchronise());
+}
+
+#[test]
 fn peers_need_access_of_their_own() {
     let rig = Rig::new(Config {
         devices: 2,
