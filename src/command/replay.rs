@@ -70,7 +70,9 @@ pub fn run(options: &Options, out: &mut impl Write) -> io::Result<bool> {
         }
     };
     let (settings, complaints) = Settings::from_environment();
-    complaints.iter().for_each(|complaint| complain(complaint));
+    complaints
+        .iter()
+        .for_each(|complaint| complain(&complaint.line));
     let names: Vec<String> = options.files.iter().map(|file| trace_name(file)).collect();
     let mut table = Table::new(&names, options.min_limit);
     let mut all = true;

@@ -2,7 +2,7 @@
 
 use super::device::{Device, PoolId};
 use super::history::{self, Plan};
-use super::settings::{self, Driver, Settings};
+use super::settings::{self, Complaint, Driver, Settings, Severity};
 use super::{asked, calls, idle, message};
 use crate::driver::sys::CUstreamCaptureMode;
 use crate::driver::{self, Functions};
@@ -167,9 +167,30 @@ static SETTINGS: Lazy<Settings> = Lazy::new(|| {
     let (settings, complaints) = Settings::from_lookup(|variable| {
         settings::variable_text(variable).filter(|_| !own || variable == settings::VARIABLES[0])
     });
-    complaints.iter().for_each(|line| message::say(line));
+    complaints.iter().for_each(say_of_settings);
     settings
 });
+
+/// Says what is wrong with the settings, once: they are looked at when the library is loaded and again
+/// when they are first needed, and the program may have changed its environment in between.
+fn say_of_settings(complaint: &Complaint) {
+    static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let mut said = SAID.lock();
+    if !said.contains(&complaint.line) {
+        message::say(&complaint.line);
+        said.push(complaint.line.clone());
+    }
+}
+
+/// Says now what is wrong with the settings in the environment, of which `own` is `CONCERTINA_CONF`
+/// alone, and answers the worst of it.
+pub fn check_settings(own: bool) -> Option<Severity> {
+    let (_, complaints) = Settings::from_lookup(|variable| {
+        settings::variable_text(variable).filter(|_| !own || variable == settings::VARIABLES[0])
+    });
+    complaints.iter().for_each(say_of_settings);
+    complaints.iter().map(|complaint| complaint.severity).max()
+}
 
 /// The settings of this process, as the environment says; complaints are made on the first call.
 pub fn process_settings() -> &'static Settings {
@@ -208,14 +229,13 @@ pub fn set_uncached(uncached: bool) {
 /// it, and where it is named, whether captures reuse blocks, but for what `CONCERTINA_CONF` says; what
 /// does not is named, once.
 pub fn change_settings(text: &str) {
-    static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let own = settings::VARIABLES[0];
     let (mut settings, mut complaints) = Settings::from_lookup(|variable| match variable {
         it if it == own => settings::variable_text(own),
         it if it == settings::VARIABLES[1] => Some(text.into()),
         _ => None,
     });
-    complaints.retain(|line| !line.starts_with(own));
+    complaints.retain(|complaint| !complaint.line.starts_with(own));
     // As in PyTorch: a key that is not named stays as it was, but for rounding.
     if !text.contains("graph_capture_record_stream_reuse") {
         settings.graph_capture_record_stream_reuse = reuses_in_captures();
@@ -224,15 +244,12 @@ pub fn change_settings(text: &str) {
     if named && settings.expandable_segments != process_settings().expandable_segments {
         let line = "expandable_segments has no effect here while the program runs: it is set in its \
                     environment";
-        complaints.push(line.into());
+        complaints.push(Complaint {
+            line: line.into(),
+            severity: Severity::Note,
+        });
     }
-    let mut said = SAID.lock();
-    for line in complaints {
-        if !said.contains(&line) {
-            message::say(&line);
-            said.push(line);
-        }
-    }
+    complaints.iter().for_each(say_of_settings);
     *CHANGED.lock() = Some(settings.clone());
     let devices = allocator_in_use()
         .into_iter()
