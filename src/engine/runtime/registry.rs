@@ -162,12 +162,17 @@ pub fn use_own_settings() {
     OWN_SETTINGS.store(true, Relaxed);
 }
 
+/// A limit was asked for, and cannot be told from what the settings say.
+static LIMIT_UNKNOWN: AtomicBool = AtomicBool::new(false);
+
 static SETTINGS: Lazy<Settings> = Lazy::new(|| {
     let own = OWN_SETTINGS.load(Relaxed);
     let (settings, complaints) = Settings::from_lookup(|variable| {
         settings::variable_text(variable).filter(|_| !own || variable == settings::VARIABLES[0])
     });
     complaints.iter().for_each(say_of_settings);
+    let unlimited = |complaint: &Complaint| complaint.severity == Severity::Unlimited;
+    LIMIT_UNKNOWN.store(complaints.iter().any(unlimited), Relaxed);
     settings
 });
 
@@ -306,7 +311,10 @@ fn first() -> Option<&'static Allocator> {
             Driver::Cuda => driver::cuda(),
             Driver::Sim => Ok(driver::sim()),
         };
-        let allocator = functions.and_then(|functions| Allocator::new(functions, SETTINGS.clone()));
+        let allocator = match LIMIT_UNKNOWN.load(Relaxed) {
+            true => Err("the limit that is set makes no sense".into()),
+            false => functions.and_then(|it| Allocator::new(it, SETTINGS.clone())),
+        };
         match allocator {
             Ok(allocator) => Some(allocator),
             Err(why) => {
