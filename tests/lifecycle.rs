@@ -13,7 +13,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 const MIB: u64 = 1 << 20;
 const SIGTERM: i32 = 15;
@@ -254,6 +254,8 @@ fn a_process_that_used_no_gpu_says_so() {
     assert_eq!(stats["command_line"][2], "unused", "{stats}");
     // What is left of a process that is long over gives way.
     fs::write(&file, "{\"schema_version\": 1, \"pid\": 4194304}\n").expect("ours");
+    let old = fs::File::options().write(true).open(&file).expect("ours");
+    old.set_modified(SystemTime::UNIX_EPOCH).expect("ours");
     assert_eq!(exits(c("unused", &file), 0), "");
     is_unused(&file);
     for text in ["os._exit(3)", "sys.exit(3)"] {

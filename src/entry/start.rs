@@ -3,7 +3,7 @@
 use super::guard::guard;
 use super::{launched, preload, python, torch};
 use concertina_engine::runtime::settings::{self, Severity};
-use concertina_engine::runtime::{check_settings, lifecycle};
+use concertina_engine::runtime::{check_settings, lifecycle, say_how_by};
 use std::ffi::{c_char, c_int};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -22,6 +22,7 @@ static END: extern "C" fn() = end;
 unsafe extern "C" fn start(count: c_int, arguments: *const *const c_char) {
     guard((), || {
         lifecycle::start(first_use);
+        say_how_by(how);
         if !settings::is_disabled() {
             look_at_environment();
         }
@@ -34,6 +35,16 @@ unsafe extern "C" fn start(count: c_int, arguments: *const *const c_char) {
         // SAFETY: the arguments of `main` are so many strings, and stay.
         unsafe { launched::at_start(count, arguments) };
     });
+}
+
+/// How the process came to use the library.
+fn how() -> &'static str {
+    match (torch::is_attached(), preload::is_on()) {
+        (true, true) => "as PyTorch's allocator and under LD_PRELOAD",
+        (true, false) => "as PyTorch's allocator",
+        (false, true) => "under LD_PRELOAD",
+        (false, false) => "by its functions",
+    }
 }
 
 /// Says now what the environment has wrong, rather than when the GPU is first used. A preloaded program

@@ -118,6 +118,18 @@ pub fn check_writable(path: &Path) -> Result<(), Failure> {
     }
 }
 
+/// Now, by the clock that the kernel takes the times of files from: it is some milliseconds behind the
+/// finer one, by which a file would seem older than it is.
+pub fn file_time() -> SystemTime {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` outlives the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME_COARSE, &mut now) };
+    SystemTime::UNIX_EPOCH + Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
 /// Whether a process that has nothing to tell may write to `path`: nothing is there, or something that
 /// was there when this process started and that no running process has written.
 pub fn is_left_over(path: &Path, started: SystemTime) -> bool {

@@ -8,6 +8,7 @@ use super::sharing::Spans;
 use crate::core::{Event, Gpu, Handle, Refusal, StreamKey, UNORDERED};
 use crate::driver::Functions;
 use crate::driver::sys::*;
+use std::ffi::CStr;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -77,6 +78,21 @@ pub struct DriverGpu {
     pub spans: Spans,
     /// The context is gone, and all its work with it: there is nothing to wait for.
     pub ended: bool,
+}
+
+/// A device's name and its memory in bytes, without taking it up.
+pub fn name_and_bytes(functions: &Functions, ordinal: i32) -> (String, usize) {
+    let (mut device, mut name, mut total) = (0, [0; 128], 0);
+    // SAFETY: every pointer is to a local that outlives its call; the name is bounded by the length
+    // given, and ends in a NUL.
+    let name = unsafe {
+        if (functions.cuDeviceGet)(&mut device, ordinal) == 0 {
+            (functions.cuDeviceGetName)(name.as_mut_ptr(), name.len() as i32 - 1, device);
+            (functions.cuDeviceTotalMem_v2)(&mut total, device);
+        }
+        CStr::from_ptr(name.as_ptr())
+    };
+    (name.to_string_lossy().into_owned(), total)
 }
 
 impl Properties {

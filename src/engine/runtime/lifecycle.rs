@@ -97,7 +97,7 @@ pub fn start(on_first_use: fn()) {
     let _ = ON_FIRST_USE.set(on_first_use);
     if let Some(pattern) = settings::variable(VARIABLE).filter(|pattern| !pattern.is_empty()) {
         let _ = PATTERN.set(dump::absolute(pattern.into_vec()));
-        let _ = STARTED.set(SystemTime::now());
+        let _ = STARTED.set(dump::file_time());
         calls::set_epoch();
     }
 }
@@ -109,6 +109,12 @@ pub fn check_path() {
     {
         complain(&failure);
     }
+}
+
+/// What would keep them from being written, if anything does.
+pub fn path_mistake() -> Option<String> {
+    let failure = check_pattern(PATTERN.get()?).err()?;
+    Some(format!("{VARIABLE}: {}", failure.line))
 }
 
 /// What would keep the statistics of this process from being written to what `pattern` stands for.

@@ -3,7 +3,7 @@
 use super::device::{Device, PoolId};
 use super::history::{self, Plan};
 use super::settings::{self, Complaint, Driver, Settings, Severity};
-use super::{asked, calls, idle, message};
+use super::{asked, calls, gpu, idle, message};
 use crate::driver::sys::CUstreamCaptureMode;
 use crate::driver::{self, Functions};
 use once_cell::sync::{Lazy, OnceCell};
@@ -264,6 +264,46 @@ pub fn change_settings(text: &str) {
 
 static ALLOCATOR: OnceCell<Option<Allocator>> = OnceCell::new();
 
+/// How this process came to use the library, in a few words.
+static HOW: OnceCell<fn() -> &'static str> = OnceCell::new();
+
+/// To be called once, when the library is loaded; `how` is asked when the allocator has been made.
+pub fn say_how_by(how: fn() -> &'static str) {
+    // Nobody else sets it.
+    let _ = HOW.set(how);
+}
+
+/// Says that the library is on, and with what.
+fn announce(allocator: &Allocator) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    message::say_once(&SAID, || {
+        let gib = |bytes: usize| bytes as f64 / (1 << 30) as f64;
+        let Settings {
+            limit,
+            per_process_memory_fraction: share,
+            changed,
+            ..
+        } = allocator.settings();
+        let devices = (0..allocator.devices.len() as i32).map(|ordinal| {
+            let (name, bytes) = gpu::name_and_bytes(&allocator.functions, ordinal);
+            format!("{ordinal} {name} ({:.1} GiB)", gib(bytes))
+        });
+        let limit = match (limit, *share < 1.0) {
+            (None, false) => "none".into(),
+            (None, true) => format!("{share} of each device"),
+            (Some(bytes), false) => format!("{:.3} GiB on each device", gib(*bytes)),
+            (Some(bytes), true) => format!("{:.3} GiB or {share} of each device", gib(*bytes)),
+        };
+        format!(
+            "{} is on, {}; devices: {}; limit: {limit}; settings: {}",
+            env!("CARGO_PKG_VERSION"),
+            HOW.get().map_or("by its functions", |how| how()),
+            devices.collect::<Vec<_>>().join(", "),
+            changed.join(","),
+        )
+    });
+}
+
 /// Devices whose numbers are below this can be at hand.
 const AT_HAND: usize = 64;
 
@@ -325,6 +365,9 @@ fn first() -> Option<&'static Allocator> {
     };
     let allocator = ALLOCATOR.get_or_init(make).as_ref();
     if let Some(allocator) = allocator {
+        if allocator.settings().verbose {
+            announce(allocator);
+        }
         idle::start(allocator);
         asked::start(allocator.settings());
         if allocator.settings().stats_callers {
