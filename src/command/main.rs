@@ -1,7 +1,7 @@
 //! The command `concertina`.
 //!
 //! Exit status: 0 when all that was asked was done, 1 when some of it could not be (a line on
-//! standard error says what), 2 for arguments that make no sense. `run` leaves with its program's.
+//! standard error says what), 2 for arguments or an environment that make no sense. `run` leaves with its program's.
 
 mod measured;
 mod replay;
@@ -52,7 +52,8 @@ Replays allocation traces through concertina's pool and measures.
 `live` counts each block rounded up to 512 bytes, `reserved` all memory held from the driver; `ns`
 is nanoseconds an event: cold from the empty pool, warm the median of the passes after it. Where
 CONCERTINA_STATS names a path, the statistics of the last trace are left there.
-Exit status 1: a trace could not be read, or did not complete.
+Exit status 1: a trace could not be read, or did not complete; 2: a mistake in the options, in the
+settings or in the path of the statistics.
 ";
 
 const RUN_OPTIONS: &str = "--library, --stats, --relaxed, --limit, --verbose, --help, --, COMMAND…";
@@ -76,16 +77,18 @@ statistics, and for a library that is none, with one line and before COMMAND sta
 library is found, 126 if COMMAND can't be run, 127 if there is none.
 ";
 
-const REPORT_OPTIONS: &str = "FILE…, --help";
+const REPORT_OPTIONS: &str = "FILE…, --json, --help";
 
 const REPORT_HELP: &str = "\
 Shows what programs have left where CONCERTINA_STATS said, or `concertina run --stats`.
 
-  concertina report FILE…
+  concertina report FILE… [--json]
 
-First each device of each process: the most memory that was in use at one time and the most that was
+First what was read, and each file's host, rank, process and command line. Then each device of each
+process: the most memory that was in use at one time and the most that was
 held from the driver, the limit, how often memory ran out, and how many blocks were not freed. Then,
 over all files, the calls of preloaded programs for memory, and the library's own to the driver.
+`--json` has it all in one JSON object instead.
 Exit status 1: a file could not be read, or holds no statistics.
 ";
 
@@ -93,8 +96,8 @@ Exit status 1: a file could not be read, or holds no statistics.
 enum Request {
     Run(run::Options),
     Print(String),
-    Replay(replay::Options),
-    Report(Vec<PathBuf>),
+    Replay(replay::Options, replay::Surroundings),
+    Report(report::Options),
 }
 
 fn main() -> ExitCode {
@@ -108,8 +111,8 @@ fn main() -> ExitCode {
     let mut out = io::stdout().lock();
     let done = match request {
         Request::Print(text) => out.write_all(text.as_bytes()).map(|()| true),
-        Request::Replay(options) => replay::run(&options, &mut out),
-        Request::Report(files) => report::run(&files, &mut out),
+        Request::Replay(options, surroundings) => replay::run(&options, &surroundings, &mut out),
+        Request::Report(options) => report::run(&options, &mut out),
         Request::Run(options) => {
             let (why, status) = run::run(&options);
             complain(&why);
@@ -207,23 +210,24 @@ fn replay_request(mut arguments: lexopt::Parser) -> Result<Request, String> {
             "replay: --late needs the simulated GPU; allowed with it is --driver sim".into(),
         );
     }
-    Ok(Request::Replay(options))
+    Ok(Request::Replay(options, replay::Surroundings::look()?))
 }
 
 fn report_request(mut arguments: lexopt::Parser) -> Result<Request, String> {
     use lexopt::Arg::{Long, Short, Value};
     let wrong = |error: lexopt::Error| format!("report: {error}; allowed are {REPORT_OPTIONS}");
-    let mut files = Vec::new();
+    let mut options = report::Options::default();
     while let Some(argument) = arguments.next().map_err(wrong)? {
         match argument {
             Long("help") | Short('h') => return Ok(Request::Print(REPORT_HELP.into())),
-            Value(file) => files.push(PathBuf::from(file)),
+            Long("json") => options.json = true,
+            Value(file) => options.files.push(PathBuf::from(file)),
             other => return Err(wrong(other.unexpected())),
         }
     }
-    match files.is_empty() {
+    match options.files.is_empty() {
         true => Err("report: no file is given; at least one is needed".into()),
-        false => Ok(Request::Report(files)),
+        false => Ok(Request::Report(options)),
     }
 }
 

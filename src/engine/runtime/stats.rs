@@ -8,7 +8,7 @@ use super::device::{Device, Figures};
 use super::dump;
 use super::kept;
 use super::registry::{Allocator, allocator_in_use};
-use super::settings::{self, Driver};
+use super::settings;
 use crate::core::{Counters, Flow, Usage};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
@@ -90,9 +90,9 @@ pub fn json_of(allocator: Option<&Allocator>, patience: Duration) -> String {
         .flat_map(|allocator| allocator.open_devices())
         .map(|device| device_json(device, device.figures_within(patience).as_ref()))
         .collect();
-    let driver = allocator.map(|allocator| match allocator.settings().driver {
-        Driver::Cuda => "cuda",
-        Driver::Sim => "sim",
+    let driver = allocator.map(|allocator| match allocator.functions().simulated {
+        true => "sim",
+        false => "cuda",
     });
     let now = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
