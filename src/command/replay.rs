@@ -377,7 +377,7 @@ fn measure(
         figures.push(bench.device()?.figures());
     }
     let device = bench.device()?.name().to_owned();
-    let total_bytes = bench.device()?.total_bytes() as u64;
+    let total_bytes = bench.device()?.total_bytes();
     let mut report = Report {
         driver: source.name(),
         device,
