@@ -495,6 +495,11 @@ else:
         out, said, status = self.run_("concertina", "run", "python", "-c", again)
         self.assertEqual((out, status), ("", 2))
         self.assertRegex(said, r"\Aconcertina: CONCERTINA_CONF: limit:8Q [^\n]*\n\Z")
+        # Without statistics they do.
+        gone = again.replace("CONF", "STATS").replace("limit:8Q", "/no/such/directory/stats.json")
+        out, said, status = self.run_("concertina", "run", "python", "-c", gone)
+        self.assertEqual((out, status), ("1048576 4194304\n", 0))
+        self.assertRegex(said, r"\Aconcertina: CONCERTINA_STATS: [^\n]* cannot be written [^\n]*\n\Z")
         # And neither does a process of its own that imports torch after that.
         code = "import os; os.environ['CONCERTINA_CONF'] = 'limit:8Q'; import train"
         out, said, status = self.run_("concertina", "run", "python", "-c", code)

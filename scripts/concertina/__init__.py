@@ -62,16 +62,19 @@ def _load():
     return _library
 
 
-def check():
-    """Raises ValueError where the environment has a mistake in it, or names no library."""
+def check(limits_only=False):
+    """Raises ValueError where the environment has a mistake in it, or only one that lifts a limit, or
+    names no library."""
     # The library fits PyTorch as it is loaded. Where it was loaded before, it has to look again.
     _load().concertina_attach()
     fitted = sys.modules.get("_concertina")
-    if mistakes := fitted and fitted.mistakes():
-        raise Misconfigured("; ".join(mistakes))
+    mistakes = fitted.mistakes() if fitted else []
+    lines = [line for line, lifts_limit in mistakes if lifts_limit or not limits_only]
+    if lines:
+        raise Misconfigured("; ".join(lines))
 
 
-def install():
+def install(_limits_only=False):
     """Makes concertina PyTorch's allocator for CUDA memory.
 
     Works once a process and only before CUDA is initialised; RuntimeError otherwise. ValueError
@@ -88,7 +91,7 @@ def install():
             "concertina.install() comes too late: CUDA is initialised already; "
             "call it before anything uses the GPU"
         )
-    check()
+    check(_limits_only)
     allocator = torch.cuda.memory.CUDAPluggableAllocator(
         library(), "concertina_malloc", "concertina_free"
     )

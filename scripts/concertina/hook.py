@@ -50,7 +50,8 @@ def _attach():
     if torch.version.cuda is None:
         return
     try:
-        concertina.install()
+        # Other mistakes were named before the program started, or are of its own making.
+        concertina.install(_limits_only=True)
         # Whoever starts a program with concertina wants it rather than what the program says.
         sys.modules["_concertina"].stays = True
     except concertina.Misconfigured:
