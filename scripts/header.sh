@@ -1,6 +1,12 @@
 #!/bin/sh
 # Brings include/concertina.h up to date with the entry points.
 set -eu
+case ${1:-} in
+-h | --help)
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+    ;;
+esac
 cd "$(dirname "$0")/.."
 header=$(cargo build --quiet --lib --message-format=json |
     sed -n 's/.*"reason":"build-script-executed".*"CONCERTINA_GENERATED_HEADER","\([^"]*\)".*/\1/p')

@@ -8,6 +8,12 @@
 #
 # PYTHON names the Python to use (default: python3).
 set -eu
+case ${1:-} in
+-h | --help)
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+    ;;
+esac
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 
@@ -54,7 +60,12 @@ if [ $sim = no ]; then
     say "${reason:-$python could not look for PyTorch and a GPU}; replaying recorded jobs on a simulated GPU instead"
 fi
 
-command=$(dirname "$library")/concertina
+# Beside the library, or where pip puts it with the module: with --target, or in an environment.
+at=$(dirname "$library")
+command=$at/concertina
+for other in "$at/../bin/concertina" "$at/../../../../bin/concertina"; do
+    [ -x "$command" ] || ! [ -f "$other" ] || command=$other
+done
 [ -x "$command" ] || give_up "missing: the command concertina beside $library (cargo build --release makes both)"
 echo "Five recorded PyTorch jobs, replayed. reserved: peak reserved over peak live memory (1.000 is"
 echo "perfect). smallest limit: over peak live, under which the job still completes. concertina:"

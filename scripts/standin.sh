@@ -6,6 +6,12 @@
 #
 # tests/standin/driver/settings.rs lists the variables that say what the simulated GPU is like.
 set -euo pipefail
+case ${1:-} in
+-h | --help)
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+    ;;
+esac
 cd "$(dirname "$0")/.."
 
 target=${CARGO_TARGET_DIR:-target}

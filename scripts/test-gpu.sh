@@ -13,6 +13,12 @@
 # test fails, if one of the pool's is skipped (a line `SKIP name: reason`), or if there was none; says
 # which of PyTorch's cases could not be run, and why.
 set -euo pipefail
+case ${1:-} in
+-h | --help)
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+    ;;
+esac
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 binary=${1:-}

@@ -14,6 +14,12 @@
 # Needs nvcc, and no Rust. How a program is to be run stands in it (`Run:`). Prints PASS or FAIL for
 # each, with the differences, and fails if one differs or if there was none.
 set -uo pipefail
+case ${1:-} in
+-h | --help)
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+    ;;
+esac
 root=$(cd "$(dirname "$0")/.." && pwd)
 sources=$root/tests/programs/preload
 

@@ -2,6 +2,12 @@
 # Runs everything that proves the project on a machine without a GPU, and ends with one line that
 # says what failed. Takes no arguments.
 set -uo pipefail
+case ${1:-} in
+-h | --help)
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+    ;;
+esac
 cd "$(dirname "$0")/.."
 
 missing=()

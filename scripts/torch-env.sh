@@ -8,6 +8,12 @@
 # blank ones (tests/torch/blanks.py) instead of more than 2 GB, and none of the driver and the
 # runtime: programs run in it with the stand-ins of scripts/standin.sh.
 set -euo pipefail
+case ${1:-} in
+-h | --help)
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+    ;;
+esac
 cd "$(dirname "$0")/.."
 
 version=${1:-2.11.0}

@@ -7,6 +7,12 @@
 # Each is fetched the first time, and then takes up to 2 GB under ~/.cache/concertina. What
 # the cases printed is in torch-VERSION.out in the current directory.
 set -uo pipefail
+case ${1:-} in
+-h | --help)
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+    ;;
+esac
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 [ $# -gt 0 ] || set -- 2.9.1 2.10.0

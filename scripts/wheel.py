@@ -17,6 +17,9 @@ TIME = (1980, 1, 1, 0, 0, 0)
 
 
 def main():
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(__doc__)
+        return
     library, command, directory = map(pathlib.Path, sys.argv[1:])
     version = manifest("version")
     says = subprocess.run([command, "--version"], capture_output=True, text=True).stdout.strip()

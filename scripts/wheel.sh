@@ -7,6 +7,12 @@
 #
 # PYTHON names the Python to use (default: python3).
 set -eu
+case ${1:-} in
+-h | --help)
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+    ;;
+esac
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
 

@@ -13,7 +13,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 const MIB: u64 = 1 << 20;
 const SIGTERM: i32 = 15;
@@ -237,11 +237,186 @@ fn with_elevated_privileges_the_environment_is_not_read() {
     assert_eq!(files(scratch.path()), ["elevated"]);
 }
 
+/// Statistics that say that no GPU was used.
+#[track_caller]
+fn is_unused(file: &Path) -> Value {
+    let stats = read(file);
+    assert_eq!(stats["used_gpu"], false, "{stats}");
+    assert_eq!(stats["devices"].as_array().map(Vec::len), Some(0));
+    stats
+}
+
 #[test]
-fn a_process_that_never_asked_for_memory_writes_nothing() {
+fn a_process_that_used_no_gpu_says_so() {
     scratch!(scratch, file);
     assert_eq!(exits(c("unused", &file), 0), "");
-    assert_eq!(files(scratch.path()).len(), 0);
+    let stats = is_unused(&only(&scratch, "stats.json"));
+    assert_eq!(stats["command_line"][2], "unused", "{stats}");
+    // What is left of a process that is long over gives way.
+    fs::write(&file, "{\"schema_version\": 1, \"pid\": 4194304}\n").expect("ours");
+    let old = fs::File::options().write(true).open(&file).expect("ours");
+    old.set_modified(SystemTime::UNIX_EPOCH).expect("ours");
+    assert_eq!(exits(c("unused", &file), 0), "");
+    is_unused(&file);
+    for text in ["os._exit(3)", "sys.exit(3)"] {
+        assert_eq!(exits(python(text, &file), 3), "");
+        let stats = is_unused(&only(&scratch, "stats.json"));
+        assert_eq!(stats["command_line"][1], "-c", "{stats}");
+    }
+    let mut disabled = c("unused", &file);
+    disabled.env("CONCERTINA_DISABLE", "1");
+    fs::remove_file(&file).expect("it is there");
+    assert_eq!(exits(disabled, 0), "");
+    assert_eq!(files(scratch.path()), [""; 0]);
+}
+
+#[test]
+fn a_process_that_used_no_gpu_takes_nobodys_place() {
+    scratch!(scratch, file);
+    // Of a parent that runs on, and of a child.
+    let text = "
+import subprocess
+block = get()
+assert concertina.concertina_dump_stats(None) == 0
+subprocess.run([sys.executable, '-c', 'import ctypes, sys; ctypes.CDLL(sys.argv[1])', sys.argv[1]])
+import json
+assert json.load(open(os.environ['CONCERTINA_STATS']))['used_gpu']
+os.kill(os.getpid(), signal.SIGKILL)
+";
+    assert_eq!(run(python(text, &file)).status.signal(), Some(9));
+    assert_eq!(allocated(&only(&scratch, "stats.json")), MIB);
+    let text = "
+import subprocess
+child = '''import ctypes, sys
+concertina = ctypes.CDLL(sys.argv[1])
+concertina.concertina_malloc(ctypes.c_size_t(1 << 20), 0, None)
+'''
+subprocess.run([sys.executable, '-c', child, sys.argv[1]], check=True)
+";
+    fs::remove_file(&file).expect("it is there");
+    assert_eq!(exits(python(text, &file), 0), "");
+    assert_eq!(allocated(&only(&scratch, "stats.json")), MIB);
+}
+
+/// A shell script that is preloaded leaves one file, not one for each program that it calls.
+#[test]
+fn a_preloaded_program_that_used_no_gpu_says_so_for_its_helpers() {
+    scratch!(scratch, _file);
+    let pattern = scratch.path().join("%p.json");
+    let mut shell = Command::new("bash");
+    environment(
+        shell.args(["-c", "ls / >/dev/null; cat </dev/null; true"]),
+        &pattern,
+    );
+    shell.env("LD_PRELOAD", library());
+    assert_eq!(exits(shell, 0), "");
+    let names = files(scratch.path());
+    assert_eq!(names.len(), 1, "{names:?}");
+    let stats = is_unused(&scratch.path().join(&names[0]));
+    assert_eq!(stats["command_line"][0], "bash", "{stats}");
+}
+
+#[test]
+fn a_relative_path_is_that_of_the_start() {
+    scratch!(scratch, _file);
+    let place = scratch.path().join("100%p");
+    fs::create_dir(&place).expect("ours");
+    let mut command = python("block = get(); os.chdir('/')", Path::new("stats.json"));
+    command.current_dir(&place);
+    assert_eq!(exits(command, 0), "");
+    assert_eq!(files(&place), ["stats.json"]);
+    assert_eq!(allocated(&place.join("stats.json")), MIB);
+}
+
+#[test]
+fn the_process_is_told_by_host_rank_and_command_line() {
+    scratch!(scratch, file);
+    let mut command = c("exit", &file);
+    command.env("RANK", "7");
+    assert_eq!(exits(command, 3), "");
+    let stats = read(&file);
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").expect("Linux has it");
+    assert_eq!(stats["host"], host.trim(), "{stats}");
+    assert_eq!(
+        (&stats["rank"], &stats["used_gpu"]),
+        (&7.into(), &true.into())
+    );
+    assert_eq!(stats["command_line"][2], "exit", "{stats}");
+    assert_eq!(exits(c("exit", &file), 3), "");
+    assert_eq!(read(&file)["rank"], Value::Null);
+    drop(scratch);
+}
+
+/// What is wrong is said when the library is loaded, once, by a process that does not use it, too.
+#[test]
+fn mistakes_in_the_environment_are_said_at_the_start() {
+    scratch!(scratch, file);
+    let missing = scratch.path().join("no/such/file.json");
+    for (settings, stats, said) in [
+        (
+            "driver:sim,limt:8",
+            &file,
+            "CONCERTINA_CONF: limt:8 makes no sense: ",
+        ),
+        (
+            "driver:sim,free:lazy",
+            &file,
+            "CONCERTINA_CONF: free:lazy makes no sense: ",
+        ),
+        (
+            "driver:sim,backend:cudaMallocAsync",
+            &file,
+            "CONCERTINA_CONF: backend:cuda",
+        ),
+        (
+            "driver:sim",
+            &missing,
+            "CONCERTINA_STATS: statistics cannot be written to ",
+        ),
+    ] {
+        for preload in [false, true] {
+            let mut command = c("unused", stats);
+            command.env("CONCERTINA_CONF", settings);
+            let mut code = 0;
+            if preload {
+                command.env("LD_PRELOAD", library());
+                // Rather than without a limit it does not start.
+                code = if settings.contains("lim") { 2 } else { 0 };
+            }
+            let errors = exits(command, code);
+            assert_eq!(errors.lines().count(), 1, "{errors}");
+            assert!(
+                errors.starts_with(&format!("concertina: {said}")),
+                "{errors}"
+            );
+        }
+    }
+    // Once: not again when the GPU is used.
+    let mut command = c("exit", &file);
+    command.env("CONCERTINA_CONF", "driver:sim,free:lazy");
+    assert_eq!(exits(command, 3).lines().count(), 1);
+    // What is set for PyTorch is nothing to a preloaded program.
+    let mut command = c("unused", &file);
+    command.env("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:2");
+    command.env("LD_PRELOAD", library());
+    assert_eq!(exits(command, 0), "");
+}
+
+/// Whoever only calls the library's functions gets no memory rather than any.
+#[test]
+fn without_the_limit_that_was_meant_there_is_no_memory() {
+    scratch!(scratch, file);
+    let text = "assert concertina.concertina_malloc(ctypes.c_size_t(1 << 20), 0, None) is None";
+    let mut command = python(text, &file);
+    command.env("CONCERTINA_CONF", "driver:sim,limit:8Q");
+    let errors = exits(command, 0);
+    let lines: Vec<_> = errors.lines().collect();
+    assert!(lines[0].starts_with("concertina: CONCERTINA_CONF: limit:8Q makes no sense"));
+    assert_eq!(
+        lines[1..],
+        ["concertina: no memory can be had: the limit that is set makes no sense"]
+    );
+    drop(scratch);
 }
 
 #[test]
@@ -418,12 +593,13 @@ fn a_child_forked_before_the_first_use_is_free() {
     scratch!(scratch, shared);
     assert_eq!(exits(c("fork unused", &shared), 0), "");
     // Under one name it could be the parent's file that is written over.
-    assert_eq!(files(scratch.path()).len(), 0);
+    is_unused(&only(&scratch, "stats.json"));
+    fs::remove_file(&shared).expect("it is there");
     assert_eq!(
         exits(c("fork unused", &scratch.path().join("%p.json")), 0),
         ""
     );
-    assert_eq!(files(scratch.path()).len(), 1);
+    assert_eq!(files(scratch.path()).len(), 2);
 }
 
 #[test]

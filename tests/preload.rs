@@ -457,12 +457,13 @@ fn the_command_runs_a_program() {
     // The path of the statistics is the same for programs that go elsewhere.
     let directory = trial.scratch.path().join("5%p");
     fs::create_dir(&directory).expect("a directory");
+    let elsewhere = path(&trial.scratch.path().join("stats.json"));
     for (given, expected) in [
         (
             "stats-%p.json",
             format!("{}/stats-%p.json", path(&trial.scratch.path().join("5%%p"))),
         ),
-        ("/stats.json", "/stats.json".into()),
+        (&elsewhere, elsewhere.clone()),
     ] {
         let options = ["--library", &library, "--stats", given, "sh", "-c"];
         let mut shell = concertina(&options);
@@ -472,6 +473,15 @@ fn the_command_runs_a_program() {
         assert_eq!(output(&mut shell), format!("{expected}\n"));
     }
 
+    let no_library = trial.scratch.path().join("no-library.so");
+    fs::write(&no_library, "no library\n").expect("a file");
+    let no_library = path(&no_library);
+    let other = path(
+        &standin()
+            .join("libcuda.so.1")
+            .canonicalize()
+            .expect("it is there"),
+    );
     for (arguments, status, line) in [
         (
             &["--library", &library, "/no/such/program"][..],
@@ -481,8 +491,43 @@ fn the_command_runs_a_program() {
         (&["--library", &library, "/"], 126, "run: /: "),
         (
             &["--library", "/no/such/file", "true"],
-            125,
+            2,
             "run: /no/such/file: ",
+        ),
+        (
+            &["--library", &no_library, "true"],
+            2,
+            &format!("run: {no_library}: "),
+        ),
+        (
+            &["--library", &other, "true"],
+            2,
+            &format!("run: {other}: it is not concertina's library"),
+        ),
+        (
+            &["--stats", "no/such/directory/stats.json", "true"],
+            2,
+            "run: --stats: statistics cannot be written to \"no/such/directory/stats.json\": No such file",
+        ),
+        (
+            &["--stats", "/dev/null/stats.json", "true"],
+            2,
+            "run: --stats: statistics cannot be written to \"/dev/null/stats.json\": Not a directory",
+        ),
+        (
+            &["--stats", "100%", "true"],
+            2,
+            "run: --stats: statistics path \"100%\": it ends in a single %",
+        ),
+        (
+            &["--stats", "", "true"],
+            2,
+            "run: --stats: statistics path \"\": it names no file",
+        ),
+        (
+            &["--limit", "8Q", "true"],
+            2,
+            "run: --limit 8Q: allowed is 1 to 67108864 MiB, or 8GiB, ",
         ),
         (
             &["--limit", "0", "true"],
@@ -505,6 +550,97 @@ fn the_command_runs_a_program() {
         );
         assert_eq!(errors.lines().count(), 1, "{errors}");
     }
+}
+
+/// What is set wrong is said before the program starts, which it then does not.
+#[test]
+fn run_does_not_start_a_program_that_is_set_wrong() {
+    let start = |variable: &str, value: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_concertina"));
+        for name in [
+            "CONCERTINA_CONF",
+            "CONCERTINA_STATS",
+            "PYTORCH_CUDA_ALLOC_CONF",
+        ] {
+            command.env_remove(name);
+        }
+        command.args(["run", "--library"]).arg(library());
+        command.args(["echo", "started"]).env(variable, value);
+        let output = command.output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        (
+            output.status.code(),
+            said,
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        )
+    };
+    for (variable, value) in [
+        ("CONCERTINA_CONF", "limit:8Q"),
+        ("CONCERTINA_CONF", "limt:8G"),
+        ("CONCERTINA_CONF", "free:lazy"),
+        ("CONCERTINA_CONF", "nonsense"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:2"),
+        ("CONCERTINA_STATS", "/no/such/directory/stats.json"),
+    ] {
+        let (status, said, errors) = start(variable, value);
+        assert_eq!(
+            (status, said.as_str()),
+            (Some(2), ""),
+            "{variable}={value}: {errors}"
+        );
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+        assert!(
+            errors.starts_with(&format!("concertina: run: {variable}: ")),
+            "{errors}"
+        );
+    }
+    for (variable, value) in [
+        ("CONCERTINA_CONF", "limit:8.5g,verbose:1"),
+        // A newer PyTorch may know it.
+        ("PYTORCH_CUDA_ALLOC_CONF", "of_a_newer_release:True"),
+    ] {
+        let (status, said, errors) = start(variable, value);
+        assert_eq!((status, said.as_str()), (Some(0), "started\n"), "{errors}");
+        assert_eq!(errors, "");
+    }
+}
+
+/// One line, from each process that uses the GPU and no other.
+#[test]
+fn verbose_says_that_it_is_on() {
+    let case = Case::of("runtime");
+    let trial = Trial::new("verbose", &case);
+    let program = trial.program.to_str().expect("text");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_concertina"));
+    command
+        .args(["run", "--verbose", "--limit", "1.5G", "--library"])
+        .arg(library());
+    command
+        .args(["sh", "-c"])
+        .arg(format!("{program} >/dev/null; true"));
+    command
+        .env_remove("CONCERTINA_CONF")
+        .env_remove("CONCERTINA_STATS");
+    command
+        .env("LD_LIBRARY_PATH", standin())
+        .env("STANDIN_DEVICES", "2");
+    let output = command.output().expect("it runs");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let said: Vec<_> = errors
+        .lines()
+        .filter(|line| line.starts_with("concertina: "))
+        .collect();
+    let start = format!(
+        "concertina: {} is on, under LD_PRELOAD; devices: 0 ",
+        env!("CARGO_PKG_VERSION")
+    );
+    assert_eq!(said.len(), 1, "{errors}");
+    assert!(
+        said[0].starts_with(&start) && said[0].contains(", 1 "),
+        "{errors}"
+    );
+    let end = "; limit: 1.500 GiB on each device; settings: verbose:1,limit:1610612736";
+    assert!(said[0].ends_with(end), "{errors}");
 }
 
 #[test]

@@ -21,14 +21,20 @@ const BOUNDS: [(&str, f64, f64); 5] = [
 ];
 
 fn concertina(arguments: &[&str]) -> Output {
+    concertina_with(arguments, &[])
+}
+
+fn concertina_with(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_concertina"));
     for variable in [
         "CONCERTINA_CONF",
+        "CONCERTINA_STATS",
         "PYTORCH_CUDA_ALLOC_CONF",
         "PYTORCH_ALLOC_CONF",
     ] {
         command.env_remove(variable);
     }
+    command.envs(variables.iter().copied());
     command.args(arguments).output().unwrap()
 }
 
@@ -150,6 +156,83 @@ fn a_limit_holds_and_the_smallest_is_found() {
     assert_eq!(line["completed"], false);
     assert_eq!(short.status.code(), Some(1));
     complains(&short, &file);
+}
+
+/// Under a limit the pool grows otherwise, and may need more than without one.
+#[test]
+fn min_limit_is_found_beyond_what_is_reserved_without_one() {
+    let file = directory("min-limit").join("trace");
+    fs::write(&file, BEYOND).unwrap();
+    let file = file.to_str().unwrap();
+    let line = &replayed(&["--min-limit", "--passes", "1", file])[0];
+    assert_eq!(line["completed"], true);
+    let bytes = line["min_limit_bytes"].as_u64();
+    let bytes = bytes.unwrap_or_else(|| panic!("no limit is found: {line}"));
+    assert!(bytes >= line["peak_live_bytes"].as_u64().unwrap());
+    let limit = format!("{bytes}B");
+    let line = &replayed(&["--limit", &limit, "--passes", "1", file])[0];
+    assert_eq!(
+        (&line["completed"], &line["limit_bytes"]),
+        (&true.into(), &bytes.into())
+    );
+}
+
+/// A trace that did not complete under the limit of what it reserves without one, 860 MiB.
+const BEYOND: &str = "\
+# by hand
+a 1 131858432 0
+a 2 851968 0
+a 3 327680 0
+f 2
+a 4 112197632 0
+a 5 2818048 0
+f 1
+a 6 26214400 0
+a 7 164888576 0
+a 8 65536 0
+a 9 258998272 0
+a 10 103022592 0
+a 11 1441792 0
+a 12 28311552 0
+f 9
+a 13 104595456 0
+a 14 160432128 0
+a 15 3276800 0
+a 16 2621440 0
+";
+
+#[test]
+fn statistics_of_a_replay_are_left_where_the_environment_says() {
+    let directory = directory("replay-stats");
+    let pattern = directory.join("stats-%r.json");
+    let file = recorded("prefetch_streams");
+    let arguments = ["replay", "--driver", "sim", "--passes", "1", &file];
+    let path = ("CONCERTINA_STATS", pattern.to_str().unwrap());
+    let output = concertina_with(&arguments, &[path, ("RANK", "5")]);
+    assert!(output.status.success(), "{output:?}");
+    let text = fs::read_to_string(directory.join("stats-5.json")).unwrap();
+    let stats: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        (&stats["driver"], &stats["used_gpu"]),
+        (&"sim".into(), &true.into())
+    );
+    let counters = &stats["devices"][0]["memory_stats"];
+    assert!(counters["allocated_bytes.all.peak"].as_u64().unwrap() > 1 << 30);
+    let missing = directory.join("no/such/directory");
+    for (variable, complaint) in [
+        (
+            ("CONCERTINA_STATS", missing.to_str().unwrap()),
+            "replay: CONCERTINA_STATS: ",
+        ),
+        (
+            ("CONCERTINA_CONF", "limt:8G"),
+            "replay: CONCERTINA_CONF: limt:8G makes no sense",
+        ),
+    ] {
+        let output = concertina_with(&arguments, &[variable]);
+        complains(&output, complaint);
+        assert_eq!(output.status.code(), Some(2), "{variable:?}");
+    }
 }
 
 #[test]
@@ -445,8 +528,12 @@ fn bad_arguments_get_one_line() {
             "--limit 0: allowed is 1 to 67108864 MiB",
         ),
         (
-            &["replay", &file, "--limit", "2GiB"],
-            "--limit 2GiB: allowed is 1 to 67108864 MiB",
+            &["replay", &file, "--limit", "2Q"],
+            "--limit 2Q: allowed is 1 to 67108864 MiB, or 8GiB, ",
+        ),
+        (
+            &["replay", &file, "--limit", "65TiB"],
+            "--limit 65TiB: allowed is 1 to 67108864 MiB, or 8GiB, ",
         ),
         (
             &["replay", &file, "--limit", "99999999999999999999"],

@@ -21,7 +21,9 @@ fn text(bytes: &[u8]) -> &str {
 /// Statistics of a process with one device, which has had this many bytes in use and held.
 fn process(number: u32, used: u64, held: u64, calls: Value) -> Value {
     json!({
-        "schema_version": 1, "version": "0.1.0", "pid": number, "time": 1, "driver": "cuda",
+        "schema_version": 1, "version": "0.1.0", "pid": number, "host": "node1", "rank": 3,
+        "command_line": ["python", "train.py", "two words"], "used_gpu": true,
+        "time": 1, "driver": "cuda",
         "calls": calls,
         "devices": [{
             "device": 0, "name": "GPU", "total_bytes": 1 << 30, "busy": false,
@@ -60,9 +62,20 @@ fn it_shows_devices_and_sums_of_calls() {
     }
     let output = report(&files);
     assert_eq!(text(&output.stderr), "");
+    let directory = format!("{}/", scratch.path().display());
+    let spaces = " ".repeat(directory.len());
     assert_eq!(
-        text(&output.stdout),
+        text(&output.stdout)
+            .replace(&directory, "")
+            .replace(&spaces, ""),
         "\
+3 of 3 files read: 3 processes on 2 hosts, 1 of which used no GPU
+
+file  host   rank  process  command line
+one   node1  3     17       python train.py 'two words'
+two   node1  3     4        python train.py 'two words'
+none  -      -     5        -
+
 process   device  most in use  most held  held / in use  limit  out of memory  not freed
 17       0 (GPU)      8.0 MiB   12.0 MiB          1.500      -              2          3
 4        0 (GPU)      0.0 MiB    0.0 MiB              -      -              2          3
@@ -77,6 +90,32 @@ cuMemCreate              4       2  0.006 ms  1.500 us
 "
     );
     assert!(output.status.success());
+
+    let mut command = Command::new(env!("CARGO_BIN_EXE_concertina"));
+    let output = command.args(["report", "--json"]).args(&files).output();
+    let output = output.expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+    let shown: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(
+        (&shown["files"], &shown["files_read"]),
+        (&3.into(), &3.into())
+    );
+    let processes = shown["processes"].as_array().expect("a list");
+    assert_eq!(
+        processes[0],
+        json!({
+            "file": files[0], "host": "node1", "rank": 3, "pid": 17,
+            "command_line": ["python", "train.py", "two words"], "used_gpu": true,
+            "devices": [{
+                "device": 0, "name": "GPU", "peak_allocated_bytes": 8 << 20,
+                "peak_reserved_bytes": 12 << 20, "limit_bytes": null, "num_ooms": 2,
+                "live_blocks": 3,
+            }],
+        })
+    );
+    assert_eq!(processes[2]["used_gpu"], false);
+    assert_eq!(shown["calls"]["cuMemAlloc"]["nanoseconds"], 3000);
+    assert_eq!(shown["driver_calls"]["cuMemCreate"]["count"], 4);
 }
 
 #[test]
@@ -155,9 +194,12 @@ fn what_is_no_statistics_is_named() {
         );
         assert_eq!(said.lines().count(), 1, "{said}");
         assert_eq!(output.status.code(), Some(1));
-        assert!(text(&output.stdout).starts_with("process "), "{output:?}");
+        assert!(
+            text(&output.stdout).starts_with("1 of 2 files read: 1 process on 1 host\n\nfile "),
+            "{output:?}"
+        );
     }
-    for arguments in [&["report"][..], &["report", "--json", "file"]] {
+    for arguments in [&["report"][..], &["report", "--fast", "file"]] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_concertina"));
         let output = command.args(arguments).output().expect("it runs");
         assert_eq!(output.status.code(), Some(2));

@@ -1,7 +1,9 @@
 //! Settings: from the environment's text to their effect, and as the README shows them.
 
 use concertina_engine::runtime::dump;
-use concertina_engine::runtime::settings::{Driver, Free, RoundUp, Settings, VARIABLES, markdown};
+use concertina_engine::runtime::settings::{
+    Complaint, Driver, Free, RoundUp, Settings, Severity, VARIABLES, markdown, size,
+};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,6 +12,12 @@ const GIB: usize = 1 << 30;
 
 /// The settings and complaints of an environment that holds `variables`.
 fn settings(variables: &[(&str, &str)]) -> (Settings, Vec<String>) {
+    let (settings, complaints) = read(variables);
+    let lines = complaints.into_iter().map(|complaint| complaint.line);
+    (settings, lines.collect())
+}
+
+fn read(variables: &[(&str, &str)]) -> (Settings, Vec<Complaint>) {
     Settings::from_lookup(|name| {
         let found = variables.iter().find(|(variable, _)| *variable == name);
         found.map(|(_, text)| text.to_string())
@@ -71,6 +79,13 @@ fn every_setting_takes_effect() {
             .round_up(5 * MIB + 1),
         6 * MIB
     );
+    for (text, verbose) in [("1", true), ("True", true), ("0", false), ("False", false)] {
+        assert_eq!(good(&format!("verbose:{text}")).verbose, verbose);
+    }
+}
+
+#[test]
+fn sizes_are_read_as_people_write_them() {
     for (text, bytes) in [
         ("8GiB", 8 * GIB),
         ("8192MiB", 8 * GIB),
@@ -78,8 +93,80 @@ fn every_setting_takes_effect() {
         ("8589934592B", 8 * GIB),
         ("3KiB", 3 << 10),
         ("1TiB", 1 << 40),
+        ("8G", 8 * GIB),
+        ("8g", 8 * GIB),
+        ("8gib", 8 * GIB),
+        ("8 GIB", 8 * GIB),
+        ("8GB", 8_000_000_000),
+        ("8gb", 8_000_000_000),
+        ("300MB", 300_000_000),
+        ("300M", 300 * MIB),
+        ("5kb", 5000),
+        ("5k", 5120),
+        ("1TB", 1_000_000_000_000),
+        ("8.5GiB", 17 * GIB / 2),
+        ("0.5G", GIB / 2),
+        ("1.0GB", 1_000_000_000),
+        ("0.1MiB", 104_857),
     ] {
         assert_eq!(good(&format!("limit:{text}")).limit, Some(bytes), "{text}");
+        assert_eq!(good(&format!("preallocate:{text}")).preallocate, bytes);
+    }
+    // Where a bare number is one of MiB, a unit is what it is.
+    for (text, bytes) in [
+        ("8192", Some(8 * GIB)),
+        ("8G", Some(8 * GIB)),
+        ("8B", Some(8)),
+        ("1.5", None),
+        ("", None),
+        ("GiB", None),
+    ] {
+        assert_eq!(size(text, MIB), bytes, "{text}");
+    }
+}
+
+#[test]
+fn settings_that_differ_from_the_defaults_are_told() {
+    let text = "limit:8G,free:strict,expandable_segments:False,ipc:False,backend:native,verbose:1";
+    assert_eq!(
+        good(text).changed,
+        ["limit:8G", "expandable_segments:False", "verbose:1"]
+    );
+}
+
+/// A mistake that lifts a limit is told from one that does not, and both from what has no effect.
+#[test]
+fn mistakes_are_told_by_what_they_cost() {
+    let [own, theirs, _] = VARIABLES;
+    for (variable, text, severity) in [
+        (own, "limit:much", Severity::Unlimited),
+        (own, "limit:", Severity::Unlimited),
+        (own, "limt:8G", Severity::Unlimited),
+        (own, "Limit:8G", Severity::Unlimited),
+        (own, "memory_limit:8G", Severity::Unlimited),
+        (own, "limit=8G", Severity::Unlimited),
+        (own, "limit:8G;driver:sim", Severity::Unlimited),
+        (own, "per_process_memory_fraction:50%", Severity::Unlimited),
+        (theirs, "per_process_memory_fraction:2", Severity::Unlimited),
+        (
+            theirs,
+            "per_process_memory_fracton:0.5",
+            Severity::Unlimited,
+        ),
+        (own, "free:lazy", Severity::Mistake),
+        (own, "expandable:True", Severity::Mistake),
+        (own, "nonsense", Severity::Mistake),
+        (own, "something_else_altogether:1", Severity::Mistake),
+        // PyTorch names these itself, or knows them.
+        (theirs, "something_else_altogether:1", Severity::Note),
+        (theirs, "expandable_segments:true", Severity::Note),
+        (own, "backend:cudaMallocAsync", Severity::Note),
+        (theirs, "max_split_size_mb:200", Severity::Note),
+    ] {
+        let (_, complaints) = read(&[(variable, text)]);
+        assert_eq!(complaints.len(), 1, "{complaints:?}");
+        assert_eq!(complaints[0].severity, severity, "{complaints:?}");
+        assert_eq!(complaints[0].is_mistake(), severity != Severity::Note);
     }
 }
 
@@ -146,9 +233,18 @@ fn a_mistake_is_named_with_what_is_allowed() {
         ("per_process_memory_fraction:-0.1", "-0.1", "0.0 to 1.0"),
         ("per_process_memory_fraction:nan", "nan", "0.0 to 1.0"),
         ("limit:0", "0", "8GiB"),
-        ("limit:8GB", "8GB", "8GiB"),
+        ("limit:8GiBs", "8GiBs", "8GiB"),
+        ("limit:8XB", "8XB", "8GiB"),
+        ("limit:0GiB", "0GiB", "8GiB"),
+        ("limit:.5GiB", ".5GiB", "8GiB"),
+        ("limit:8.GiB", "8.GiB", "8GiB"),
+        ("limit:1.2.3GiB", "1.2.3GiB", "8GiB"),
+        ("limit:1e3MiB", "1e3MiB", "8GiB"),
+        ("limit:GiB", "GiB", "8GiB"),
         ("limit:-1", "-1", "8GiB"),
-        ("limit:1.5GiB", "1.5GiB", "8GiB"),
+        ("limit:1.5", "1.5", "8GiB"),
+        ("limit:1.5B", "1.5B", "8GiB"),
+        ("verbose:2", "2", "1 or 0"),
         ("limit:99999999999999999999", "9999", "8GiB"),
         ("limit:18446744073709551615TiB", "TiB", "8GiB"),
         ("driver:gpu", "gpu", "cuda or sim"),
@@ -176,8 +272,26 @@ fn a_mistake_is_named_with_what_is_allowed() {
 }
 
 #[test]
-fn an_unknown_key_is_named_with_the_known_ones() {
-    for text in ["limits:1GiB", "LIMIT:1GiB", "[:1", "::", "stats:/tmp/file"] {
+fn an_unknown_key_is_named_with_the_ones_that_are_near() {
+    for (text, near) in [
+        ("limits:1GiB", "limit"),
+        ("LIMIT:1GiB", "limit"),
+        ("lmiit:1GiB", "limit"),
+        ("mem_limit:1GiB", "limit"),
+        ("expandable-segments:True", "expandable_segments"),
+        ("max_split_size:128", "max_split_size_mb"),
+        ("per_process_memory:0.5", "per_process_memory_fraction"),
+        (
+            "stats:/tmp/file",
+            "stats_callers or stats_signal or stats_interval_s",
+        ),
+    ] {
+        let line = bad(text);
+        let end = format!("there is no such key; did you mean {near}?");
+        assert!(line.ends_with(&end), "{line}");
+    }
+    let long = format!("{}:1", "limit".repeat(10_000));
+    for text in ["[:1", "::", "something:1", &long] {
         let line = bad(text);
         assert!(
             line.contains("no such key") && line.contains("per_process_memory_fraction"),

@@ -15,6 +15,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -119,7 +120,7 @@ class Installed(unittest.TestCase):
         bare = ("CONCERTINA_", "STANDIN_", "PYTORCH_", "PYTHON", "LD_")
         cls.environment = {k: v for k, v in os.environ.items() if not k.startswith(bare)}
         cls.environment["PATH"] = str(venv / "bin")
-        wheel = built("scripts/wheel.sh", str(cls.work), CONCERTINA_LIBRARY=str(library()))
+        wheel = cls.wheel = built("scripts/wheel.sh", str(cls.work), CONCERTINA_LIBRARY=str(library()))
         subprocess.run([sys.executable, "-m", "venv", venv], check=True)
         pip = ["pip", "install", "--quiet", "--no-index", "--no-deps", wheel]
         subprocess.run([venv / "bin" / pip[0], *pip[1:]], env=cls.environment, check=True)
@@ -175,6 +176,39 @@ class WithoutTorch(Installed):
         )
         self.assertEqual((said, status), ("", 0))
         self.assertEqual(out.strip(), str(self.packages / "concertina/libconcertina.so"))
+
+    def test_the_command_of_other_layouts(self):
+        """The command and the module find what came with them."""
+        target = self.work / "target"
+        out, said, status = self.run_(
+            "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(target), self.wheel
+        )
+        self.assertEqual(status, 0, said)
+        # As pipx has it: a link to the command of an environment that is on no path.
+        link = self.work / "applications/concertina"
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(self.python.with_name("concertina"))
+        print_all = ("import os, concertina; print(os.environ['LD_PRELOAD'], os.environ['PYTHONPATH'],"
+                     " concertina.__version__, concertina.library())")
+        for command, module in (target / "bin/concertina", target / "concertina"), (
+            link, self.packages / "concertina",
+        ):
+            with self.subTest(command):
+                packages = {"PYTHONPATH": str(module.parent)}
+                done = subprocess.run(
+                    [command, "run", self.python, "-c", print_all], capture_output=True, text=True,
+                    env=self.environment | packages, cwd=self.work,
+                )
+                self.assertEqual((done.stderr, done.returncode), ("", 0))
+                version = re.search('^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.M)[1]
+                library = f"{module}/libconcertina.so"
+                self.assertEqual(
+                    done.stdout, f"{library} {module}/startup:{module.parent} {version} {library}\n"
+                )
+                done = subprocess.run(
+                    [command, "replay", "--help"], capture_output=True, env=self.environment
+                )
+                self.assertEqual(done.returncode, 0)
 
     def test_the_module(self):
         code = "import concertina; print(concertina.library(), concertina.stats()['devices'])"
@@ -241,6 +275,9 @@ class WithoutTorch(Installed):
                 self.same_run(*arguments)
 
     def test_nothing_is_done_where_it_is_disabled(self):
+        self.write("plain.py", "print('started')")
+        wrong = {"CONCERTINA_DISABLE": "1", "CONCERTINA_LIBRARY": "/nothing.so"}
+        self.assertEqual(self.run_("python", "-m", "concertina", "plain.py", **wrong)[2], 0)
         code = "import sys; print('concertina' in sys.modules)"
         for disabled, found in ("1", "False"), ("0", "True"):
             ours = self.run_("concertina", "run", "python", "-c", code, CONCERTINA_DISABLE=disabled)
@@ -252,6 +289,29 @@ class WithoutTorch(Installed):
         for version, found in ((2, 7), "False"), ((3, 7, 1), "False"), ((3, 8, 0), "True"):
             ours = self.run_("python", "-S", "-c", code.format(version), **startup)
             self.assertEqual(ours, (f"{found}\n", "", 0))
+
+    def test_what_is_set_wrong(self):
+        """It is said in one line, and the program does not start."""
+        self.write("started.py", "print('started')")
+        text = self.work / self.write("text.so", "no library")
+        for variable, value in (
+            ("CONCERTINA_CONF", "limit:8Q"),
+            ("CONCERTINA_CONF", "limt:8G"),
+            ("CONCERTINA_CONF", "free:lazy"),
+            ("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:1.1"),
+            ("CONCERTINA_STATS", "/no/such/directory/stats.json"),
+            ("CONCERTINA_LIBRARY", "/nothing.so"),
+            ("CONCERTINA_LIBRARY", str(text)),
+        ):
+            with self.subTest(variable, value=value):
+                wrong = {variable: value}
+                for command in ["python", "-m", "concertina"], ["concertina", "run", "python"]:
+                    out, said, status = self.run_(*command, "started.py", **wrong)
+                    self.assertEqual((out, status), ("", 2), said)
+                    self.assertRegex(said, r"\Aconcertina: [^\n]*\n\Z")
+                    self.assertIn(value.partition(":")[0], said)
+        out, said, status = self.run_("python", "-m", "concertina", "started.py", PYTORCH_ALLOC_CONF="x:1")
+        self.assertEqual((out, status), ("started\n", 0))
 
     def test_what_names_no_program(self):
         for arguments in ([], ["--nonsense"], ["nothing.py"], ["-m"]):
@@ -319,7 +379,10 @@ else:
             self.assertEqual(status, 0, said)
             peaks = []
             for file in pathlib.Path(scratch).iterdir():
-                [device] = json.loads(file.read_text())["devices"]
+                process = json.loads(file.read_text())
+                if not process["used_gpu"]:
+                    continue
+                [device] = process["devices"]
                 peaks.append(device["memory_stats"]["allocated_bytes.all.peak"])
         return out, said, sorted(peaks)
 
@@ -406,11 +469,42 @@ else:
         self.assertEqual((out, said, status), ("tensor(3.) 0\n", "", 0))
 
     def test_where_it_cannot_be_installed(self):
+        """What `install` raises."""
+        code = ("import concertina, sys\ntry: concertina.install()\n"
+                "except ValueError as error: print(error, concertina.is_active())")
+        self.write("install.py", code)
+        for variable, value in (
+            ("CONCERTINA_CONF", "limit:8Q"),
+            ("CONCERTINA_CONF", "free:lazy"),
+            ("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:1.1"),
+            ("CONCERTINA_STATS", "/no/such/directory/stats.json"),
+            ("CONCERTINA_LIBRARY", "/nothing.so"),
+        ):
+            with self.subTest(variable, value=value):
+                out, said, status = self.run_("python", "install.py", **{variable: value})
+                self.assertEqual(status, 0, said)
+                self.assertIn(value, out)
+                self.assertTrue(out.endswith(" False\n"), out)
+                self.assertEqual(said.count("concertina: "), variable != "CONCERTINA_LIBRARY", said)
+
+    def test_a_limit_that_a_program_sets_wrong(self):
+        """Its children do not start with none."""
+        again = ("import os, subprocess, sys; os.environ['CONCERTINA_CONF'] = 'limit:8Q'\n"
+                 "sys.exit(subprocess.run([sys.executable, 'train.py']).returncode)")
         self.write("train.py", self.PROGRAM)
-        bare = self.run_("python", "train.py")
-        ours = self.run_("python", "-m", "concertina", "train.py", CONCERTINA_LIBRARY="/nothing.so")
-        self.assertEqual((ours[0], ours[2]), (bare[0], bare[2]))
-        self.assertRegex(ours[1], r"\Aconcertina: .*/nothing.so.*\n\Z")
+        out, said, status = self.run_("concertina", "run", "python", "-c", again)
+        self.assertEqual((out, status), ("", 2))
+        self.assertRegex(said, r"\Aconcertina: CONCERTINA_CONF: limit:8Q [^\n]*\n\Z")
+        # Without statistics they do.
+        gone = again.replace("CONF", "STATS").replace("limit:8Q", "/no/such/directory/stats.json")
+        out, said, status = self.run_("concertina", "run", "python", "-c", gone)
+        self.assertEqual((out, status), ("1048576 4194304\n", 0))
+        self.assertRegex(said, r"\Aconcertina: CONCERTINA_STATS: [^\n]* cannot be written [^\n]*\n\Z")
+        # And neither does a process of its own that imports torch after that.
+        code = "import os; os.environ['CONCERTINA_CONF'] = 'limit:8Q'; import train"
+        out, said, status = self.run_("concertina", "run", "python", "-c", code)
+        self.assertEqual((out, status), ("", 2))
+        self.assertRegex(said, r"\Aconcertina: CONCERTINA_CONF: limit:8Q [^\n]*\n\Z")
 
 
 setUpModule = Installed.setUpModule

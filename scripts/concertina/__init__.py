@@ -2,17 +2,29 @@
 
     import concertina; concertina.install()
 
-Call it before anything uses the GPU. ``concertina.stats()`` then says where the memory is.
+Call it before anything uses the GPU. ``concertina.is_active()`` says whether it is PyTorch's allocator,
+``concertina.stats()`` where the memory is.
 """
 
 # Nothing that takes time to import: under `concertina run` every Python imports this.
 import os
+import sys
 
-__all__ = ["install", "stats", "dump_stats", "library"]
+__all__ = ["install", "is_active", "stats", "dump_stats", "library"]
+__version__ = "0.1.0"
 
 _HERE = os.path.dirname(os.path.realpath(__file__))
 _library = None
 _installed = False
+
+
+class Misconfigured(ValueError):
+    """The environment has a mistake in it, which the library has named on standard error."""
+
+
+def is_disabled():
+    """Whether ``CONCERTINA_DISABLE=1`` leaves this process as it is without concertina."""
+    return os.environ.get("CONCERTINA_DISABLE") == "1"
 
 
 def library():
@@ -38,21 +50,39 @@ def _load():
     if _library is None:
         import ctypes
 
-        _library = ctypes.CDLL(library())
-        _library.concertina_stats_json.restype = ctypes.c_size_t
-        _library.concertina_stats_json.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
-        _library.concertina_dump_stats.argtypes = [ctypes.c_char_p]
+        path = library()
+        try:
+            loaded = ctypes.CDLL(path)
+            loaded.concertina_stats_json.restype = ctypes.c_size_t
+            loaded.concertina_stats_json.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+            loaded.concertina_dump_stats.argtypes = [ctypes.c_char_p]
+        except (OSError, AttributeError) as error:
+            raise ValueError(f"{path} is not concertina's library: {error}") from error
+        _library = loaded
     return _library
 
 
-def install():
+def check(limits_only=False):
+    """Raises ValueError where the environment has a mistake in it, or only one that lifts a limit, or
+    names no library."""
+    # The library fits PyTorch as it is loaded. Where it was loaded before, it has to look again.
+    _load().concertina_attach()
+    fitted = sys.modules.get("_concertina")
+    mistakes = fitted.mistakes() if fitted else []
+    lines = [line for line, lifts_limit in mistakes if lifts_limit or not limits_only]
+    if lines:
+        raise Misconfigured("; ".join(lines))
+
+
+def install(_limits_only=False):
     """Makes concertina PyTorch's allocator for CUDA memory.
 
-    Works once a process and only before CUDA is initialised; RuntimeError otherwise. A second
-    call does nothing.
+    Works once a process and only before CUDA is initialised; RuntimeError otherwise. ValueError
+    where the settings or the path of the statistics have a mistake in them, or the library is
+    none. A second call does nothing, and neither does any with ``CONCERTINA_DISABLE=1``.
     """
     global _installed
-    if _installed:
+    if _installed or is_disabled():
         return
     import torch
 
@@ -61,13 +91,19 @@ def install():
             "concertina.install() comes too late: CUDA is initialised already; "
             "call it before anything uses the GPU"
         )
-    # The library fits PyTorch as it is loaded. Where it was loaded before, it has to look again.
-    _load().concertina_attach()
+    check(_limits_only)
     allocator = torch.cuda.memory.CUDAPluggableAllocator(
         library(), "concertina_malloc", "concertina_free"
     )
     torch.cuda.memory.change_current_allocator(allocator)
     _installed = True
+
+
+def is_active():
+    """Whether concertina is PyTorch's allocator for CUDA memory in this process, however it came to
+    be. Where it is, ``torch.cuda.get_allocator_backend()`` says ``pluggable``."""
+    fitted = sys.modules.get("_concertina")
+    return fitted is not None and fitted.is_active()
 
 
 def stats():

@@ -8,7 +8,9 @@ import concertina
 def watch():
     """From now on the import of torch is followed by ``concertina.install()``. Where that fails,
     the program goes on with PyTorch's own allocator, and one line says why. A torch that is built
-    without CUDA is left alone."""
+    without CUDA is left alone, and so is every program with ``CONCERTINA_DISABLE=1``."""
+    if concertina.is_disabled():
+        return
     if "torch" in sys.modules:
         _attach()
     elif _Finder not in sys.meta_path:
@@ -48,9 +50,13 @@ def _attach():
     if torch.version.cuda is None:
         return
     try:
-        concertina.install()
+        # Other mistakes were named before the program started, or are of its own making.
+        concertina.install(_limits_only=True)
         # Whoever starts a program with concertina wants it rather than what the program says.
         sys.modules["_concertina"].stays = True
+    except concertina.Misconfigured:
+        # Rather than without the limit that was meant. The library has said what is wrong.
+        raise SystemExit(2) from None
     except Exception as error:
         why = " ".join(str(error).split())
         print(f"concertina: PyTorch keeps its own allocator: {why}", file=sys.stderr)

@@ -7,6 +7,7 @@ import pkgutil
 import runpy
 import sys
 
+import concertina
 from concertina import hook
 
 USAGE = """\
@@ -35,6 +36,13 @@ def run(arguments):
         case _:
             given = f"'{arguments[0]}' names no program" if arguments else "no program is given"
             _give_up(f"{given}; allowed is SCRIPT, -m MODULE or --help")
+    if not concertina.is_disabled():
+        try:
+            concertina.check()
+        except concertina.Misconfigured:
+            raise SystemExit(2) from None
+        except (ValueError, FileNotFoundError) as error:
+            _give_up(error)
     hook.watch()
     try:
         start(argument)

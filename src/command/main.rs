@@ -1,7 +1,7 @@
 //! The command `concertina`.
 //!
 //! Exit status: 0 when all that was asked was done, 1 when some of it could not be (a line on
-//! standard error says what), 2 for arguments that make no sense. `run` leaves with its program's.
+//! standard error says what), 2 for arguments or an environment that make no sense. `run` leaves with its program's.
 
 mod measured;
 mod replay;
@@ -9,6 +9,7 @@ mod report;
 mod run;
 mod trace;
 
+use concertina_engine::runtime::settings::{SIZES, size};
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
@@ -39,7 +40,8 @@ Replays allocation traces through concertina's pool and measures.
                    `a ID SIZE STREAM` (allocate) or `f ID` (free), ids counting up from 1
   --driver DRIVER  sim: a simulated GPU; cuda: device 0 of this machine; auto (the default): cuda
                    where there is one and --late isn't given, else sim
-  --limit MIB      the most memory the pool may hold
+  --limit SIZE     the most memory the pool may hold: a whole number of MiB, or a size such as 8GiB,
+                   8.5G (which is GiB) or 300MB (which is 300 times 10^6 bytes)
   --min-limit      search the smallest limit, in whole MiB, under which a replay from an empty pool
                    completes
   --passes N       replays of each trace, 1 to 1000 (default 3): the first starts with an empty
@@ -48,11 +50,13 @@ Replays allocation traces through concertina's pool and measures.
   --json           one line of JSON a trace instead of a table
 
 `live` counts each block rounded up to 512 bytes, `reserved` all memory held from the driver; `ns`
-is nanoseconds an event: cold from the empty pool, warm the median of the passes after it.
-Exit status 1: a trace could not be read, or did not complete.
+is nanoseconds an event: cold from the empty pool, warm the median of the passes after it. Where
+CONCERTINA_STATS names a path, the statistics of the last trace are left there.
+Exit status 1: a trace could not be read, or did not complete; 2: a mistake in the options, in the
+settings or in the path of the statistics.
 ";
 
-const RUN_OPTIONS: &str = "--library, --stats, --relaxed, --limit, --help, --, COMMAND…";
+const RUN_OPTIONS: &str = "--library, --stats, --relaxed, --limit, --verbose, --help, --, COMMAND…";
 
 const RUN_HELP: &str = "\
 Runs a CUDA program, and what it starts, with its memory from the pool: the library is preloaded, and
@@ -64,22 +68,27 @@ PyTorch gets it as its allocator.
                   command, in ../lib, or in the Python module that came with it)
   --stats PATH    where the program leaves its statistics; %p in it is the process's number
   --relaxed       cudaFree returns at once, as with CONCERTINA_CONF=free:relaxed
-  --limit MIB     the most memory that the program may hold on each device
+  --limit SIZE    the most memory that the program may hold on each device: a whole number of MiB, or
+                  a size such as 8GiB, 8.5G (which is GiB) or 300MB (which is 300 times 10^6 bytes)
+  --verbose       each process that uses the GPU says in one line that concertina is on, and how
 
-Exit status: that of COMMAND; 125 without the library, 126 if COMMAND can't be run, 127 if there is
-none.
+Exit status: that of COMMAND; 2 for a mistake in the options, in CONCERTINA_CONF or in the path of the
+statistics, and for a library that is none, with one line and before COMMAND starts; 125 where no
+library is found, 126 if COMMAND can't be run, 127 if there is none.
 ";
 
-const REPORT_OPTIONS: &str = "FILE…, --help";
+const REPORT_OPTIONS: &str = "FILE…, --json, --help";
 
 const REPORT_HELP: &str = "\
 Shows what programs have left where CONCERTINA_STATS said, or `concertina run --stats`.
 
-  concertina report FILE…
+  concertina report FILE… [--json]
 
-First each device of each process: the most memory that was in use at one time and the most that was
+First what was read, and each file's host, rank, process and command line. Then each device of each
+process: the most memory that was in use at one time and the most that was
 held from the driver, the limit, how often memory ran out, and how many blocks were not freed. Then,
 over all files, the calls of preloaded programs for memory, and the library's own to the driver.
+`--json` has it all in one JSON object instead.
 Exit status 1: a file could not be read, or holds no statistics.
 ";
 
@@ -87,8 +96,8 @@ Exit status 1: a file could not be read, or holds no statistics.
 enum Request {
     Run(run::Options),
     Print(String),
-    Replay(replay::Options),
-    Report(Vec<PathBuf>),
+    Replay(replay::Options, replay::Surroundings),
+    Report(report::Options),
 }
 
 fn main() -> ExitCode {
@@ -102,8 +111,8 @@ fn main() -> ExitCode {
     let mut out = io::stdout().lock();
     let done = match request {
         Request::Print(text) => out.write_all(text.as_bytes()).map(|()| true),
-        Request::Replay(options) => replay::run(&options, &mut out),
-        Request::Report(files) => report::run(&files, &mut out),
+        Request::Replay(options, surroundings) => replay::run(&options, &surroundings, &mut out),
+        Request::Report(options) => report::run(&options, &mut out),
         Request::Run(options) => {
             let (why, status) = run::run(&options);
             complain(&why);
@@ -174,9 +183,7 @@ fn replay_request(mut arguments: lexopt::Parser) -> Result<Request, String> {
                 options.driver = driver(&mut arguments)?;
             }
             Long("limit") => {
-                // The most is 2^46 bytes, which is also the most that a trace may have live.
-                let mib = number(&mut arguments, "replay", "--limit", 1..=1 << 26, "MiB")?;
-                options.limit_bytes = Some(mib << 20);
+                options.limit_bytes = Some(limit(&mut arguments, "replay")?);
             }
             Long("min-limit") => options.min_limit = true,
             Long("passes") => {
@@ -203,23 +210,24 @@ fn replay_request(mut arguments: lexopt::Parser) -> Result<Request, String> {
             "replay: --late needs the simulated GPU; allowed with it is --driver sim".into(),
         );
     }
-    Ok(Request::Replay(options))
+    Ok(Request::Replay(options, replay::Surroundings::look()?))
 }
 
 fn report_request(mut arguments: lexopt::Parser) -> Result<Request, String> {
     use lexopt::Arg::{Long, Short, Value};
     let wrong = |error: lexopt::Error| format!("report: {error}; allowed are {REPORT_OPTIONS}");
-    let mut files = Vec::new();
+    let mut options = report::Options::default();
     while let Some(argument) = arguments.next().map_err(wrong)? {
         match argument {
             Long("help") | Short('h') => return Ok(Request::Print(REPORT_HELP.into())),
-            Value(file) => files.push(PathBuf::from(file)),
+            Long("json") => options.json = true,
+            Value(file) => options.files.push(PathBuf::from(file)),
             other => return Err(wrong(other.unexpected())),
         }
     }
-    match files.is_empty() {
+    match options.files.is_empty() {
         true => Err("report: no file is given; at least one is needed".into()),
-        false => Ok(Request::Report(files)),
+        false => Ok(Request::Report(options)),
     }
 }
 
@@ -234,9 +242,10 @@ fn run_request(mut arguments: lexopt::Parser) -> Result<Request, String> {
             Long("stats") => options.stats = Some(arguments.value().map_err(wrong)?),
             Long("relaxed") => options.settings.push("free:relaxed".into()),
             Long("limit") => {
-                let mib = number(&mut arguments, "run", "--limit", 1..=1 << 26, "MiB")?;
-                options.settings.push(format!("limit:{mib}MiB"));
+                let bytes = limit(&mut arguments, "run")?;
+                options.settings.push(format!("limit:{bytes}"));
             }
+            Long("verbose") => options.settings.push("verbose:1".into()),
             // The rest is the program's, whatever it looks like.
             Value(program) => {
                 options.command.push(program);
@@ -265,6 +274,20 @@ fn driver(arguments: &mut lexopt::Parser) -> Result<replay::Choice, String> {
             value.to_string_lossy()
         )),
     }
+}
+
+/// The value of `--limit` in bytes.
+fn limit(arguments: &mut lexopt::Parser, command: &str) -> Result<u64, String> {
+    const MIB: usize = 1 << 20;
+    /// It is also the most that a trace may have live.
+    const MOST: u64 = 1 << 46;
+    let allowed = format!("allowed is 1 to {} MiB, or {SIZES}", MOST >> 20);
+    let value = value(arguments, command, "--limit", &allowed)?;
+    let bytes = value.to_str().and_then(|value| size(value, MIB));
+    bytes
+        .map(|bytes| bytes as u64)
+        .filter(|bytes| *bytes <= MOST)
+        .ok_or_else(|| format!("{command}: --limit {}: {allowed}", value.to_string_lossy()))
 }
 
 /// The value of an option that takes a whole number of some `unit`.

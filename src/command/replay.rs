@@ -8,15 +8,19 @@ use crate::complain;
 use crate::measured::{Report, Table};
 use crate::trace::{self, Event, Trace};
 use concertina_engine::driver::{self, Functions};
-use concertina_engine::runtime::settings::Settings;
-use concertina_engine::runtime::{Allocator, Device};
+use concertina_engine::runtime::settings::{Settings, variable};
+use concertina_engine::runtime::{Allocator, Device, dump, lifecycle, stats};
 use concertina_sim::{Bound, Config, Machine, Pace};
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Limits are whole numbers of these.
 const MIB: u64 = 1 << 20;
+
+/// How long the statistics wait for locks, which nobody else holds here.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// `CU_STREAM_NON_BLOCKING`: no order with the default stream.
 const NON_BLOCKING: u32 = 1;
@@ -59,9 +63,40 @@ pub enum Choice {
     Cuda,
 }
 
+/// What the environment asks of a replay.
+pub struct Surroundings {
+    settings: Settings,
+    /// Where the statistics of the last trace are to be left.
+    stats: Option<PathBuf>,
+}
+
+impl Surroundings {
+    /// Says what has no effect; an error is one line about a mistake.
+    pub fn look() -> Result<Surroundings, String> {
+        let (settings, complaints) = Settings::from_environment();
+        if let Some(mistake) = complaints.iter().find(|complaint| complaint.is_mistake()) {
+            return Err(format!("replay: {}", mistake.line));
+        }
+        complaints.iter().for_each(|it| complain(&it.line));
+        let pattern = variable(lifecycle::VARIABLE).filter(|pattern| !pattern.is_empty());
+        let path = pattern.map(|pattern| {
+            let path = dump::expand(pattern.as_bytes())?;
+            dump::check_writable(&path).map(|()| path)
+        });
+        let stats = path
+            .transpose()
+            .map_err(|failure| format!("replay: {}: {}", lifecycle::VARIABLE, failure.line))?;
+        Ok(Surroundings { settings, stats })
+    }
+}
+
 /// Replays every trace and writes a line about each to `out`; false when one could not be read or
-/// did not complete, which standard error then says.
-pub fn run(options: &Options, out: &mut impl Write) -> io::Result<bool> {
+/// did not complete, or the statistics could not be written, which standard error then says.
+pub fn run(
+    options: &Options,
+    surroundings: &Surroundings,
+    out: &mut impl Write,
+) -> io::Result<bool> {
     let source = match Source::choose(options) {
         Ok(source) => source,
         Err(why) => {
@@ -69,11 +104,11 @@ pub fn run(options: &Options, out: &mut impl Write) -> io::Result<bool> {
             return Ok(false);
         }
     };
-    let (settings, complaints) = Settings::from_environment();
-    complaints.iter().for_each(|complaint| complain(complaint));
+    let Surroundings { settings, stats } = surroundings;
     let names: Vec<String> = options.files.iter().map(|file| trace_name(file)).collect();
     let mut table = Table::new(&names, options.min_limit);
     let mut all = true;
+    let mut statistics = None;
     for (file, name) in options.files.iter().zip(&names) {
         let trace = match trace::read(file) {
             Ok(trace) => trace,
@@ -83,8 +118,11 @@ pub fn run(options: &Options, out: &mut impl Write) -> io::Result<bool> {
                 continue;
             }
         };
-        let report = match measure(&source, &settings, &trace, options) {
-            Ok(report) => report,
+        let report = match measure(&source, settings, &trace, options) {
+            Ok((report, text)) => {
+                statistics = Some(text);
+                report
+            }
             Err(why) => {
                 complain(&format!("{}: {why}", file.display()));
                 all = false;
@@ -101,6 +139,12 @@ pub fn run(options: &Options, out: &mut impl Write) -> io::Result<bool> {
             table.row(out, name, &trace, &report)?;
         }
         out.flush()?;
+    }
+    if let Some((path, text)) = stats.as_deref().zip(statistics)
+        && let Err(failure) = dump::write(path, PATIENCE, || Some(text))
+    {
+        complain(&format!("{}: {}", lifecycle::VARIABLE, failure.line));
+        all = false;
     }
     Ok(all)
 }
@@ -316,12 +360,13 @@ impl Drop for Bench<'_> {
     }
 }
 
+/// What was measured, and the statistics of the pool after the last pass.
 fn measure(
     source: &Source,
     settings: &Settings,
     trace: &Trace,
     options: &Options,
-) -> Result<Report, String> {
+) -> Result<(Report, String), String> {
     let mut bench = Bench::new(source, settings, trace)?;
     if let Some(bytes) = options.limit_bytes {
         bench.device()?.set_limit(Some(bytes));
@@ -337,6 +382,7 @@ fn measure(
         figures.push(bench.device()?.figures());
     }
     let device = bench.device()?.name().to_owned();
+    let total_bytes = bench.device()?.total_bytes();
     let mut report = Report {
         driver: source.name(),
         device,
@@ -345,21 +391,25 @@ fn measure(
         stopped,
         min_limit_bytes: None,
     };
+    let statistics = stats::json_of(Some(&bench.allocator), PATIENCE);
     drop(bench);
     if options.min_limit && report.completed() {
         let reserved_bytes = report.peak_reserved_bytes();
-        report.min_limit_bytes = smallest_limit(source, settings, trace, reserved_bytes)?;
+        report.min_limit_bytes =
+            smallest_limit(source, settings, trace, reserved_bytes, total_bytes)?;
     }
-    Ok(report)
+    Ok((report, statistics))
 }
 
 /// The smallest limit in whole MiB with which a replay from an empty pool completes, as far as
-/// halving finds it, given what it reserves with none. `None` if not even that much is enough.
+/// halving finds it, given what it reserves with none. Under a limit the pool grows otherwise and may
+/// need more than that. `None` if not even all memory of the device is enough.
 fn smallest_limit(
     source: &Source,
     settings: &Settings,
     trace: &Trace,
     reserved_bytes: u64,
+    total_bytes: u64,
 ) -> Result<Option<u64>, String> {
     let completes = |mib: u64| {
         let mut bench = Bench::new(source, settings, trace)?;
@@ -368,8 +418,15 @@ fn smallest_limit(
     };
     let mut low = trace.peak_live_bytes.div_ceil(MIB);
     let mut high = reserved_bytes.div_ceil(MIB).max(low);
-    if !completes(high)? {
-        return Ok(None);
+    let most = (total_bytes / MIB).max(high);
+    let mut step = 1;
+    while !completes(high)? {
+        if high == most {
+            return Ok(None);
+        }
+        low = high + 1;
+        high = (high + step).min(most);
+        step *= 2;
     }
     while low < high {
         let middle = low.midpoint(high);

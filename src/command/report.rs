@@ -2,42 +2,167 @@
 
 use crate::trace::printable;
 use concertina_engine::runtime::stats::SCHEMA_VERSION;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Writes a table of the devices of all files, and what their processes and the library called, summed
-/// over them. Files that are no statistics are named on standard error; the answer is whether there
-/// were none.
-pub fn run(files: &[PathBuf], out: &mut impl Write) -> io::Result<bool> {
+/// What to report on, and how.
+#[derive(Default)]
+pub struct Options {
+    pub files: Vec<PathBuf>,
+    pub json: bool,
+}
+
+/// Writes what was read, a table of the processes and one of their devices, and what the processes and
+/// the library called, summed over them; or all of that as JSON. Files that are no statistics are named
+/// on standard error; the answer is whether there were none.
+pub fn run(options: &Options, out: &mut impl Write) -> io::Result<bool> {
+    let files = &options.files;
     let mut processes = Vec::new();
+    let mut names = Vec::new();
     for file in files {
         match read(file) {
-            Ok(process) => processes.push(process),
+            Ok(process) => {
+                names.push(file.display().to_string());
+                processes.push(process);
+            }
             Err(why) => crate::complain(&format!("report: {}: {why}", file.display())),
         }
     }
-    if !processes.is_empty() {
-        let calls = sums(processes.iter().map(|process| &process["calls"]));
-        let callers: Vec<_> = processes.iter().map(by_caller).collect();
-        let callers = sums(callers.iter());
-        let of_devices = processes.iter().flat_map(devices);
-        let driver_calls = sums(of_devices.map(|device| &device["driver_calls"]));
-        write_table(out, &memory(&processes))?;
+    if options.json {
+        let report = report_json(files.len(), &names, &processes);
+        writeln!(out, "{report}")?;
+    } else if !processes.is_empty() {
+        writeln!(out, "{}\n", what_was_read(files.len(), &processes))?;
+        write_table(out, &identities(&names, &processes), Align::Left)?;
+        writeln!(out)?;
+        write_table(out, &memory(&processes), Align::Right)?;
+        let calls = Calls::of(&processes);
         for (title, calls) in [
-            ("the program's calls", calls),
-            ("calls by library", callers),
-            ("calls to the driver", driver_calls),
+            ("the program's calls", calls.program),
+            ("calls by library", calls.by_library),
+            ("calls to the driver", calls.driver),
         ] {
             if !calls.is_empty() {
                 writeln!(out)?;
-                write_table(out, &calls_table(title, &calls))?;
+                write_table(out, &calls_table(title, &calls), Align::Right)?;
             }
         }
     }
     Ok(processes.len() == files.len())
+}
+
+/// What was called, over all processes.
+struct Calls {
+    program: Sums,
+    by_library: Sums,
+    driver: Sums,
+}
+
+impl Calls {
+    fn of(processes: &[Value]) -> Calls {
+        let callers: Vec<_> = processes.iter().map(by_caller).collect();
+        let of_devices = processes.iter().flat_map(devices);
+        Calls {
+            program: sums(processes.iter().map(|process| &process["calls"])),
+            by_library: sums(callers.iter()),
+            driver: sums(of_devices.map(|device| &device["driver_calls"])),
+        }
+    }
+}
+
+/// How many files were read, and what they are about.
+fn what_was_read(files: usize, processes: &[Value]) -> String {
+    let count = |number: usize, one: &str, more: &str| match number {
+        1 => format!("1 {one}"),
+        number => format!("{number} {more}"),
+    };
+    let mut hosts: Vec<_> = processes.iter().map(|it| it["host"].as_str()).collect();
+    hosts.sort_unstable();
+    hosts.dedup();
+    let unused = processes
+        .iter()
+        .filter(|it| devices(it).next().is_none())
+        .count();
+    let mut text = format!(
+        "{} of {} read: {} on {}",
+        processes.len(),
+        count(files, "file", "files"),
+        count(processes.len(), "process", "processes"),
+        count(hosts.len(), "host", "hosts"),
+    );
+    if unused > 0 {
+        text += &format!(", {unused} of which used no GPU");
+    }
+    text
+}
+
+/// Where each file is from.
+fn identities(names: &[String], processes: &[Value]) -> Vec<Row> {
+    let heads = ["file", "host", "rank", "process", "command line"];
+    let mut rows = vec![heads.map(String::from).to_vec()];
+    for (name, process) in names.iter().zip(processes) {
+        let number = |key: &str| show(process[key].as_u64(), |number| number.to_string());
+        rows.push(vec![
+            printable(name).to_string(),
+            show(process["host"].as_str(), |host| printable(host).to_string()),
+            number("rank"),
+            number("pid"),
+            show(command_line(process), |line| printable(&line).to_string()),
+        ]);
+    }
+    rows
+}
+
+/// The command line as a person could have typed it.
+fn command_line(process: &Value) -> Option<String> {
+    let words = process["command_line"].as_array()?;
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    let words = words.iter().filter_map(Value::as_str).map(|word| {
+        match !word.is_empty() && word.chars().all(is_plain) {
+            true => word.into(),
+            false => format!("'{}'", word.replace('\'', "'\\''")),
+        }
+    });
+    Some(words.collect::<Vec<_>>().join(" "))
+}
+
+/// All that the tables show, exactly and for programs.
+fn report_json(files: usize, names: &[String], processes: &[Value]) -> Value {
+    let identified = names.iter().zip(processes).map(|(name, process)| {
+        let devices = devices(process).map(|device| {
+            let counter = |name: &str| device["memory_stats"][name].clone();
+            json!({
+                "device": device["device"],
+                "name": device["name"],
+                "peak_allocated_bytes": counter("allocated_bytes.all.peak"),
+                "peak_reserved_bytes": counter("reserved_bytes.all.peak"),
+                "limit_bytes": device["limit_bytes"],
+                "num_ooms": counter("num_ooms"),
+                "live_blocks": device["live_blocks"],
+            })
+        });
+        json!({
+            "file": name,
+            "host": process["host"],
+            "rank": process["rank"],
+            "pid": process["pid"],
+            "command_line": process["command_line"],
+            "used_gpu": devices.len() > 0,
+            "devices": devices.collect::<Vec<_>>(),
+        })
+    });
+    let calls = Calls::of(processes);
+    json!({
+        "files": files,
+        "files_read": processes.len(),
+        "processes": identified.collect::<Vec<_>>(),
+        "calls": calls.program,
+        "callers": calls.by_library,
+        "driver_calls": calls.driver,
+    })
 }
 
 /// One process's statistics.
@@ -54,8 +179,11 @@ fn read(file: &Path) -> Result<Value, String> {
     }
 }
 
-fn devices(process: &Value) -> impl Iterator<Item = &Value> {
-    process["devices"].as_array().into_iter().flatten()
+fn devices(process: &Value) -> std::slice::Iter<'_, Value> {
+    process["devices"]
+        .as_array()
+        .map_or(&[][..], Vec::as_slice)
+        .iter()
 }
 
 /// The calls of each library, by its name and the function's.
@@ -200,8 +328,15 @@ fn calls_table(title: &str, calls: &Sums) -> Vec<Row> {
     std::iter::once(heads).chain(rows).collect()
 }
 
-/// Columns two spaces apart, numbers to the right.
-fn write_table(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
+/// On which side the cells after the first are.
+#[derive(Clone, Copy, PartialEq)]
+enum Align {
+    Left,
+    Right,
+}
+
+/// Columns two spaces apart.
+fn write_table(out: &mut impl Write, rows: &[Row], align: Align) -> io::Result<()> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column));
@@ -211,10 +346,11 @@ fn write_table(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
     for row in rows {
         let cells = row.iter().zip(&widths).enumerate();
         let cells = cells.map(|(column, (cell, width))| match column {
-            0 => format!("{cell:<width$}"),
-            _ => format!("{cell:>width$}"),
+            column if column > 0 && align == Align::Right => format!("{cell:>width$}"),
+            _ => format!("{cell:<width$}"),
         });
-        writeln!(out, "{}", cells.collect::<Vec<_>>().join("  "))?;
+        let line = cells.collect::<Vec<_>>().join("  ");
+        writeln!(out, "{}", line.trim_end())?;
     }
     Ok(())
 }

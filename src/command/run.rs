@@ -1,8 +1,10 @@
 //! `concertina run`: starts a program with the library preloaded, and has every Python that it is, or
 //! starts, attach concertina to PyTorch.
 
+use concertina_engine::runtime::settings::{Complaint, DISABLE, Settings, VARIABLES};
+use concertina_engine::runtime::{dump, lifecycle};
 use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -28,38 +30,44 @@ pub struct Options {
     pub command: Vec<OsString>,
 }
 
+/// The status for what a person has got wrong.
+const MISTAKE: u8 = 2;
+
 /// Becomes the program. Returns only where that is not possible: one line that says why, and the
 /// status that a shell would leave with.
 pub fn run(options: &Options) -> (String, ExitCode) {
     let library = match library(options.library.as_deref()) {
         Ok(library) => library,
-        Err(why) => return (why, ExitCode::from(125)),
+        Err((why, status)) => return (why, ExitCode::from(status)),
     };
+    let stats = options.stats.as_deref();
+    let settings = settings(options);
+    let disabled = env::var_os(DISABLE);
+    let mistake = wrong_settings(settings.as_deref()).or_else(|| wrong_stats(stats));
+    if let Some(why) = mistake.or_else(|| wrong_library(&library)) {
+        return (format!("run: {why}"), ExitCode::from(MISTAKE));
+    }
     let mut command = Command::new(&options.command[0]);
     command.args(&options.command[1..]);
     command.env("LD_PRELOAD", joined(&library, "LD_PRELOAD"));
     command.env("CONCERTINA_LIBRARY", &library);
+    match disabled {
+        Some(disabled) => command.env(DISABLE, disabled),
+        None => command.env_remove(DISABLE),
+    };
     // The program will have the number of this process.
     command.env("CONCERTINA_RUN", process::id().to_string());
     // Without it a program that uses PyTorch on the GPU says so itself.
     if let Some(startup) = startup(&library) {
         command.env("PYTHONPATH", joined(&startup, "PYTHONPATH"));
     }
-    if let Some(stats) = &options.stats {
-        command.env("CONCERTINA_STATS", absolute(stats));
+    if let Some(stats) = stats {
+        // The same for the programs that it starts, wherever they go from here.
+        let path = dump::absolute(stats.as_bytes().to_vec());
+        command.env(lifecycle::VARIABLE, OsString::from_vec(path));
     }
-    if !options.settings.is_empty() {
-        // Of two words about one setting the last counts.
-        let settings = OsString::from(options.settings.join(","));
-        let settings = match env::var_os("CONCERTINA_CONF").filter(|it| !it.is_empty()) {
-            Some(mut before) => {
-                before.push(",");
-                before.push(settings);
-                before
-            }
-            None => settings,
-        };
-        command.env("CONCERTINA_CONF", settings);
+    if let Some(settings) = settings {
+        command.env(VARIABLES[0], settings);
     }
     let error = command.exec();
     let status = match error.kind() {
@@ -70,24 +78,69 @@ pub fn run(options: &Options) -> (String, ExitCode) {
     (format!("run: {program}: {error}"), ExitCode::from(status))
 }
 
-/// A path of statistics from here on, wherever the programs go from here.
-fn absolute(stats: &OsStr) -> OsString {
-    match env::current_dir() {
-        Ok(directory) if Path::new(stats).is_relative() && !stats.is_empty() => {
-            // A per cent sign stands for something else.
-            let directory = directory.into_os_string().into_vec();
-            let mut path = Vec::with_capacity(directory.len());
-            for byte in directory {
-                path.push(byte);
-                if byte == b'%' {
-                    path.push(byte);
-                }
-            }
-            path.push(b'/');
-            path.extend(stats.as_bytes());
-            OsString::from_vec(path)
+/// What `CONCERTINA_CONF` is to say, if anything.
+fn settings(options: &Options) -> Option<OsString> {
+    let before = env::var_os(VARIABLES[0]).filter(|before| !before.is_empty());
+    let more = OsString::from(options.settings.join(","));
+    match (before, more.is_empty()) {
+        (before, true) => before,
+        (None, false) => Some(more),
+        (Some(mut before), false) => {
+            // Of two words about one setting the last counts.
+            before.push(",");
+            before.push(more);
+            Some(before)
         }
-        _ => stats.into(),
+    }
+}
+
+/// The first mistake in the settings that the program would get.
+fn wrong_settings(own: Option<&OsStr>) -> Option<String> {
+    let (_, complaints) = Settings::from_lookup(|variable| {
+        let text = match variable == VARIABLES[0] {
+            true => own.map(OsStr::to_os_string),
+            false => env::var_os(variable),
+        };
+        Some(text?.to_string_lossy().into_owned())
+    });
+    let mistake = complaints.into_iter().find(Complaint::is_mistake);
+    mistake.map(|complaint| complaint.line)
+}
+
+/// Why the program could not leave its statistics, where some are asked for. It will have the number of
+/// this process.
+fn wrong_stats(option: Option<&OsStr>) -> Option<String> {
+    let variable = env::var_os(lifecycle::VARIABLE).filter(|path| !path.is_empty());
+    let (name, pattern) = match (option, variable) {
+        (Some(option), _) => ("--stats", option.to_os_string()),
+        (None, variable) => (lifecycle::VARIABLE, variable?),
+    };
+    let failure = lifecycle::check_pattern(pattern.as_bytes()).err()?;
+    Some(format!("{name}: {}", failure.line))
+}
+
+/// Why a file is not concertina's library, if it is not: the dynamic linker would leave it out with a
+/// warning, and the program would run without.
+fn wrong_library(library: &Path) -> Option<String> {
+    let name = CString::new(library.as_os_str().as_bytes()).ok()?;
+    // In this process the library has nothing to say, nor to do at its end.
+    // SAFETY: no other thread runs.
+    unsafe { env::set_var(DISABLE, "1") };
+    // SAFETY: strings that end in a NUL. The file is the one that is to be loaded into the program, and
+    // stays loaded until this process becomes that. The error, where there is one, is a string that
+    // lasts until the next such call.
+    unsafe {
+        let handle = libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL);
+        if handle.is_null() {
+            let error = libc::dlerror();
+            return Some(match error.is_null() {
+                true => format!("{}: it cannot be loaded", library.display()),
+                false => CStr::from_ptr(error).to_string_lossy().into_owned(),
+            });
+        }
+        let is_ours = !libc::dlsym(handle, c"concertina_version".as_ptr()).is_null();
+        let why = || format!("{}: it is not concertina's library", library.display());
+        (!is_ours).then(why)
     }
 }
 
@@ -103,7 +156,7 @@ fn joined(first: &Path, variable: &str) -> OsString {
 
 /// The library: the one that is named, by the option or in `CONCERTINA_LIBRARY`, or one that lies
 /// beside this command, in the `lib` beside its directory, or where pip puts it with the command.
-fn library(named: Option<&Path>) -> Result<PathBuf, String> {
+fn library(named: Option<&Path>) -> Result<PathBuf, (String, u8)> {
     let named = named.map(Path::to_path_buf).or_else(|| {
         let variable = env::var_os("CONCERTINA_LIBRARY").filter(|path| !path.is_empty());
         variable.map(PathBuf::from)
@@ -111,9 +164,10 @@ fn library(named: Option<&Path>) -> Result<PathBuf, String> {
     let found = match named {
         Some(named) => named
             .canonicalize()
-            .map_err(|error| format!("run: {}: {error}", named.display()))?,
+            .map_err(|error| (format!("run: {}: {error}", named.display()), MISTAKE))?,
         None => beside_command().ok_or_else(|| {
-            format!("run: no {LIBRARY} beside this command; --library FILE names one")
+            let why = format!("run: no {LIBRARY} beside this command; --library FILE names one");
+            (why, 125)
         })?,
     };
     if found
@@ -122,10 +176,11 @@ fn library(named: Option<&Path>) -> Result<PathBuf, String> {
         .iter()
         .any(|byte| b": ".contains(byte))
     {
-        return Err(format!(
+        let why = format!(
             "run: {}: the dynamic linker takes no path with a space or a colon in it",
             found.display()
-        ));
+        );
+        return Err((why, MISTAKE));
     }
     Ok(found)
 }
@@ -164,11 +219,14 @@ fn modules(directory: &Path) -> impl Iterator<Item = PathBuf> {
     // `lib64` is Fedora's, `dist-packages` Debian's.
     let libraries = ["../lib", "../lib64"].map(|library| directory.join(library));
     let versions = libraries.into_iter().flat_map(fs::read_dir);
+    // `pip install --target` makes a `bin` beside the packages.
+    let target = directory.join("../concertina");
     let pythons = versions
         .flat_map(|version| version.flatten())
         .filter(|version| version.file_name().as_bytes().starts_with(b"python"));
-    pythons.flat_map(|python| {
+    let modules = pythons.flat_map(|python| {
         ["site-packages", "dist-packages"]
             .map(|packages| python.path().join(packages).join("concertina"))
-    })
+    });
+    std::iter::once(target).chain(modules)
 }

@@ -12,6 +12,17 @@ use std::mem;
 /// toolkit.
 pub const LIBRARY: &CStr = c"libcuda.so.1";
 
+/// Whether the process has loaded the driver, whatever for.
+pub fn is_loaded() -> bool {
+    // SAFETY: a constant NUL-terminated name; nothing is loaded that was not, and a handle that is had
+    // is given back.
+    unsafe {
+        let how = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+        let library = libc::dlopen(LIBRARY.as_ptr(), how);
+        !library.is_null() && libc::dlclose(library) == 0
+    }
+}
+
 /// The CUDA driver of this machine, or one line that says why there is none.
 pub fn cuda() -> Result<Functions, String> {
     // SAFETY: a constant NUL-terminated name; loading the driver runs only its own initialisers.

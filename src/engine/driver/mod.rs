@@ -6,7 +6,7 @@ mod functions;
 mod sim;
 pub mod symbol;
 
-pub use self::cuda::{LIBRARY, cuda};
+pub use self::cuda::{LIBRARY, cuda, is_loaded};
 pub use self::sim::sim;
 
 use cudarc::driver::sys::*;

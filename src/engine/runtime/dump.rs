@@ -2,14 +2,16 @@
 
 use super::settings;
 use parking_lot::Mutex;
-use std::ffi::OsString;
+use serde_json::Value;
+use std::env;
+use std::ffi::{CString, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::IntoRawFd;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Why a file was not written.
 #[derive(Debug)]
@@ -58,7 +60,7 @@ pub fn write(
 fn failure(path: &Path, errno: i32, why: &str) -> Failure {
     Failure {
         errno,
-        line: format!("statistics not written to {path:?}: {why}"),
+        line: format!("statistics cannot be written to {path:?}: {why}"),
     }
 }
 
@@ -82,6 +84,76 @@ fn check(path: &Path) -> Result<(), Failure> {
     } else {
         Ok(())
     }
+}
+
+/// Whether a file could be written to `path` as things are: what is there may be replaced, and its
+/// directory takes new files.
+pub fn check_writable(path: &Path) -> Result<(), Failure> {
+    check(path)?;
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let reason = |error: io::Error| {
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        failure(
+            path,
+            errno,
+            &io::Error::from_raw_os_error(errno).to_string(),
+        )
+    };
+    if !fs::metadata(directory).map_err(reason)?.is_dir() {
+        return Err(reason(io::Error::from_raw_os_error(libc::ENOTDIR)));
+    }
+    let name = CString::new(directory.as_os_str().as_bytes())
+        .map_err(|_| reason(io::Error::from_raw_os_error(libc::EINVAL)))?;
+    // SAFETY: a string that ends in a NUL and outlives the call.
+    let status = unsafe {
+        let wanted = libc::W_OK | libc::X_OK;
+        libc::faccessat(libc::AT_FDCWD, name.as_ptr(), wanted, libc::AT_EACCESS)
+    };
+    match status {
+        0 => Ok(()),
+        _ => Err(reason(io::Error::last_os_error())),
+    }
+}
+
+/// Now, by the clock that the kernel takes the times of files from: it is some milliseconds behind the
+/// finer one, by which a file would seem older than it is.
+pub fn file_time() -> SystemTime {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` outlives the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME_COARSE, &mut now) };
+    SystemTime::UNIX_EPOCH + Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+/// Whether a process that has nothing to tell may write to `path`: nothing is there, or something that
+/// was there when this process started and that no running process has written.
+pub fn is_left_over(path: &Path, started: SystemTime) -> bool {
+    let Ok(there) = fs::symlink_metadata(path) else {
+        return true;
+    };
+    let older = there.modified().is_ok_and(|written| written < started);
+    if !older || !there.is_file() {
+        return false;
+    }
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let Ok(statistics) = serde_json::from_str::<Value>(&text) else {
+        return true;
+    };
+    let writer = statistics["pid"]
+        .as_i64()
+        .and_then(|pid| pid.try_into().ok());
+    let here = statistics["host"]
+        .as_str()
+        .is_none_or(|host| host == host_name());
+    // SAFETY: without a signal the call only looks whether the process is there.
+    let runs =
+        writer.is_some_and(|writer: i32| writer > 0 && unsafe { libc::kill(writer, 0) } == 0);
+    here && !runs
 }
 
 fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
@@ -165,7 +237,7 @@ pub fn expand_with(
             Some(b'%') => path.push(b'%'),
             Some(b'p') => path.extend(std::process::id().to_string().bytes()),
             Some(b'h') => path.extend(host()),
-            Some(b'r') => path.extend(rank(&lookup).bytes()),
+            Some(b'r') => path.extend(rank(&lookup).as_deref().unwrap_or("0").bytes()),
             Some(other) => {
                 let other = char::from(other).escape_default();
                 return Err(mistake(&format!("%{other} means nothing")));
@@ -177,6 +249,26 @@ pub fn expand_with(
         return Err(mistake("it names no file"));
     }
     Ok(PathBuf::from(OsString::from_vec(path)))
+}
+
+/// `pattern` from the directory that is the current one now, wherever the process goes from here.
+pub fn absolute(pattern: Vec<u8>) -> Vec<u8> {
+    match env::current_dir() {
+        Ok(directory) if !pattern.is_empty() && pattern[0] != b'/' => {
+            let mut path = Vec::new();
+            for byte in directory.into_os_string().into_vec() {
+                path.push(byte);
+                // A per cent sign stands for something else.
+                if byte == b'%' {
+                    path.push(byte);
+                }
+            }
+            path.push(b'/');
+            path.extend(pattern);
+            path
+        }
+        _ => pattern,
+    }
 }
 
 /// Whether `pattern` gives every process a path of its own.
@@ -202,10 +294,15 @@ fn host() -> Vec<u8> {
     }
 }
 
-fn rank(lookup: impl Fn(&str) -> Option<String>) -> String {
+/// The host's name.
+pub fn host_name() -> String {
+    String::from_utf8_lossy(&host()).into_owned()
+}
+
+/// The rank that a launcher gave the process.
+pub fn rank(lookup: impl Fn(&str) -> Option<String>) -> Option<String> {
     ["RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"]
         .iter()
         .filter_map(|name| lookup(name))
         .find(|rank| !rank.is_empty() && rank.bytes().all(|byte| byte.is_ascii_digit()))
-        .unwrap_or_else(|| "0".into())
 }

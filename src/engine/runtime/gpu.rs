@@ -12,6 +12,7 @@ use crate::driver::Functions;
 use crate::driver::sys::*;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
+use std::ffi::CStr;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -110,6 +111,21 @@ pub struct DriverGpu {
     waits: Arc<Mutex<Events>>,
     /// Streams that exist.
     live: Arc<LiveStreams>,
+}
+
+/// A device's name and its memory in bytes, without taking it up.
+pub fn name_and_bytes(functions: &Functions, ordinal: i32) -> (String, usize) {
+    let (mut device, mut name, mut total) = (0, [0; 128], 0);
+    // SAFETY: every pointer is to a local that outlives its call; the name is bounded by the length
+    // given, and ends in a NUL.
+    let name = unsafe {
+        if (functions.cuDeviceGet)(&mut device, ordinal) == 0 {
+            (functions.cuDeviceGetName)(name.as_mut_ptr(), name.len() as i32 - 1, device);
+            (functions.cuDeviceTotalMem_v2)(&mut total, device);
+        }
+        CStr::from_ptr(name.as_ptr())
+    };
+    (name.to_string_lossy().into_owned(), total)
 }
 
 impl Properties {

@@ -6,8 +6,9 @@
 //!      ╰──── fork ───▶ Unused, with an owner of its own
 //! ```
 //!
-//! *Unused*: loaded, never asked for memory. Nothing is written, no thread runs, no signal is
-//! handled, and a forked child is as free as its parent was. *Used*: the owner, the process that
+//! *Unused*: loaded, never asked for memory. No thread runs, no signal is handled, and a forked child
+//! is as free as its parent was. At a normal exit it writes a file that says so, if somebody may
+//! expect one of it (see [`expect_statistics`]), and in nobody's place. *Used*: the owner, the process that
 //! asked, writes the file that `CONCERTINA_STATS` names at a normal exit, at `os._exit` in Python
 //! and at SIGTERM. *Child*: forked from a used process, whose GPU it cannot share and whose locks
 //! may be held by threads that do not exist here. It takes no lock, gets no memory, writes nothing.
@@ -21,6 +22,7 @@
 //! the process whatever the helper does.
 
 use super::{calls, dump, helper, message, registry, settings, sharing, stats};
+use crate::driver;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::{self, MaybeUninit};
 use std::os::unix::ffi::OsStringExt;
@@ -28,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 pub use dump::Failure;
 
@@ -47,8 +49,12 @@ static STATE: AtomicU8 = AtomicU8::new(UNUSED);
 static OWNER: AtomicI32 = AtomicI32::new(0);
 /// This process was forked from one that had the library loaded.
 static FORKED: AtomicBool = AtomicBool::new(false);
-/// What `CONCERTINA_STATS` said at the start.
+/// What `CONCERTINA_STATS` said at the start, from the directory that was the current one then.
 static PATTERN: OnceLock<Vec<u8>> = OnceLock::new();
+/// When that was.
+static STARTED: OnceLock<SystemTime> = OnceLock::new();
+/// Statistics are expected of this process even if it does not use the GPU.
+static EXPECTED: AtomicBool = AtomicBool::new(false);
 /// The path that it stood for on the first use. Empty where nothing is to be written.
 static PATH: OnceLock<PathBuf> = OnceLock::new();
 /// The last statistics of this process are being written, or have been.
@@ -90,9 +96,36 @@ pub fn start(on_first_use: fn()) {
     // Nobody else sets them.
     let _ = ON_FIRST_USE.set(on_first_use);
     if let Some(pattern) = settings::variable(VARIABLE).filter(|pattern| !pattern.is_empty()) {
-        let _ = PATTERN.set(pattern.into_vec());
+        let _ = PATTERN.set(dump::absolute(pattern.into_vec()));
+        let _ = STARTED.set(dump::file_time());
         calls::set_epoch();
     }
+}
+
+/// Says now what would keep the statistics from being written.
+pub fn check_path() {
+    if let Some(pattern) = PATTERN.get()
+        && let Err(failure) = check_pattern(pattern)
+    {
+        complain(&failure);
+    }
+}
+
+/// What would keep them from being written, if anything does.
+pub fn path_mistake() -> Option<String> {
+    let failure = check_pattern(PATTERN.get()?).err()?;
+    Some(format!("{VARIABLE}: {}", failure.line))
+}
+
+/// What would keep the statistics of this process from being written to what `pattern` stands for.
+pub fn check_pattern(pattern: &[u8]) -> Result<(), Failure> {
+    dump::check_writable(&dump::expand(pattern)?)
+}
+
+/// The process is one of which statistics are expected even if it does not use the GPU: it was started
+/// or fitted for that. Others only happen to have the library, as every shell has under `LD_PRELOAD`.
+pub fn expect_statistics() {
+    EXPECTED.store(true, Ordering::Relaxed);
 }
 
 /// Runs in the new process, on its only thread, before `fork` returns: it may do only what a signal's
@@ -145,7 +178,7 @@ pub fn begin() {
             let _ = PATH.set(path);
             term::install();
         }
-        Err(failure) => message::say(&format!("{VARIABLE}: {}", failure.line)),
+        Err(failure) => complain(&failure),
     }
 }
 
@@ -177,14 +210,38 @@ pub fn before_exit() {
         term::give_way();
         ENDING.store(true, Ordering::Relaxed);
         write(path, || Some(stats::json(PATIENCE)));
+    } else if let Some(path) = path_of_unused() {
+        write(&path, || Some(stats::json(PATIENCE)));
     }
 }
 
-fn write(path: &Path, text: impl FnOnce() -> Option<String>) {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if let Err(failure) = dump::write(path, PATIENCE, text) {
-        message::say_once(&SAID, || format!("{VARIABLE}: {}", failure.line));
+/// The path of the statistics of a process that has not used the GPU, if it is to write any. It takes
+/// the place of no other process's, unless that is long over.
+fn path_of_unused() -> Option<PathBuf> {
+    let (pattern, started) = PATTERN.get().zip(STARTED.get())?;
+    let unused = STATE.load(Ordering::Relaxed) == UNUSED && is_owner();
+    if !unused || FORKED.load(Ordering::Relaxed) || settings::is_disabled() {
+        return None;
     }
+    if !EXPECTED.load(Ordering::Relaxed) && !driver::is_loaded() {
+        return None;
+    }
+    // What is wrong with it was said at the start.
+    let path = dump::expand(pattern).ok()?;
+    let free = dump::names_process(pattern) || dump::is_left_over(&path, *started);
+    free.then_some(path)
+}
+
+fn write(path: &Path, text: impl FnOnce() -> Option<String>) {
+    if let Err(failure) = dump::write(path, PATIENCE, text) {
+        complain(&failure);
+    }
+}
+
+/// Says once why there will be no statistics.
+fn complain(failure: &Failure) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    message::say_once(&SAID, || format!("{VARIABLE}: {}", failure.line));
 }
 
 /// Writes the statistics now: to the path that `pattern` stands for, or to the one that

@@ -37,6 +37,6 @@ pub use gpu::thread_number;
 pub use lasting::Lasting;
 pub use ledger::{Call, CallFigures};
 pub use registry::{
-    Allocator, allocator, allocator_in_use, at_hand, change_settings, is_uncached, keep_at_hand,
-    process_settings, record_history, set_uncached, use_own_settings,
+    Allocator, allocator, allocator_in_use, at_hand, change_settings, check_settings, is_uncached,
+    keep_at_hand, process_settings, record_history, say_how_by, set_uncached, use_own_settings,
 };

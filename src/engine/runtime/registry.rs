@@ -2,8 +2,8 @@
 
 use super::device::{Device, PoolId};
 use super::history::{self, Plan};
-use super::settings::{self, Driver, Settings};
-use super::{asked, calls, idle, message};
+use super::settings::{self, Complaint, Driver, Settings, Severity};
+use super::{asked, calls, gpu, idle, message};
 use crate::driver::sys::CUstreamCaptureMode;
 use crate::driver::{self, Functions};
 use once_cell::sync::{Lazy, OnceCell};
@@ -162,14 +162,40 @@ pub fn use_own_settings() {
     OWN_SETTINGS.store(true, Relaxed);
 }
 
+/// A limit was asked for, and cannot be told from what the settings say.
+static LIMIT_UNKNOWN: AtomicBool = AtomicBool::new(false);
+
 static SETTINGS: Lazy<Settings> = Lazy::new(|| {
     let own = OWN_SETTINGS.load(Relaxed);
     let (settings, complaints) = Settings::from_lookup(|variable| {
         settings::variable_text(variable).filter(|_| !own || variable == settings::VARIABLES[0])
     });
-    complaints.iter().for_each(|line| message::say(line));
+    complaints.iter().for_each(say_of_settings);
+    let unlimited = |complaint: &Complaint| complaint.severity == Severity::Unlimited;
+    LIMIT_UNKNOWN.store(complaints.iter().any(unlimited), Relaxed);
     settings
 });
+
+/// Says what is wrong with the settings, once: they are looked at when the library is loaded and again
+/// when they are first needed, and the program may have changed its environment in between.
+fn say_of_settings(complaint: &Complaint) {
+    static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let mut said = SAID.lock();
+    if !said.contains(&complaint.line) {
+        message::say(&complaint.line);
+        said.push(complaint.line.clone());
+    }
+}
+
+/// Says now what is wrong with the settings in the environment, of which `own` is `CONCERTINA_CONF`
+/// alone, and answers the worst of it.
+pub fn check_settings(own: bool) -> Option<Severity> {
+    let (_, complaints) = Settings::from_lookup(|variable| {
+        settings::variable_text(variable).filter(|_| !own || variable == settings::VARIABLES[0])
+    });
+    complaints.iter().for_each(say_of_settings);
+    complaints.iter().map(|complaint| complaint.severity).max()
+}
 
 /// The settings of this process, as the environment says; complaints are made on the first call.
 pub fn process_settings() -> &'static Settings {
@@ -208,14 +234,13 @@ pub fn set_uncached(uncached: bool) {
 /// it, and where it is named, whether captures reuse blocks, but for what `CONCERTINA_CONF` says; what
 /// does not is named, once.
 pub fn change_settings(text: &str) {
-    static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let own = settings::VARIABLES[0];
     let (mut settings, mut complaints) = Settings::from_lookup(|variable| match variable {
         it if it == own => settings::variable_text(own),
         it if it == settings::VARIABLES[1] => Some(text.into()),
         _ => None,
     });
-    complaints.retain(|line| !line.starts_with(own));
+    complaints.retain(|complaint| !complaint.line.starts_with(own));
     // As in PyTorch: a key that is not named stays as it was, but for rounding.
     if !text.contains("graph_capture_record_stream_reuse") {
         settings.graph_capture_record_stream_reuse = reuses_in_captures();
@@ -224,15 +249,12 @@ pub fn change_settings(text: &str) {
     if named && settings.expandable_segments != process_settings().expandable_segments {
         let line = "expandable_segments has no effect here while the program runs: it is set in its \
                     environment";
-        complaints.push(line.into());
+        complaints.push(Complaint {
+            line: line.into(),
+            severity: Severity::Note,
+        });
     }
-    let mut said = SAID.lock();
-    for line in complaints {
-        if !said.contains(&line) {
-            message::say(&line);
-            said.push(line);
-        }
-    }
+    complaints.iter().for_each(say_of_settings);
     *CHANGED.lock() = Some(settings.clone());
     let devices = allocator_in_use()
         .into_iter()
@@ -241,6 +263,46 @@ pub fn change_settings(text: &str) {
 }
 
 static ALLOCATOR: OnceCell<Option<Allocator>> = OnceCell::new();
+
+/// How this process came to use the library, in a few words.
+static HOW: OnceCell<fn() -> &'static str> = OnceCell::new();
+
+/// To be called once, when the library is loaded; `how` is asked when the allocator has been made.
+pub fn say_how_by(how: fn() -> &'static str) {
+    // Nobody else sets it.
+    let _ = HOW.set(how);
+}
+
+/// Says that the library is on, and with what.
+fn announce(allocator: &Allocator) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    message::say_once(&SAID, || {
+        let gib = |bytes: usize| bytes as f64 / (1 << 30) as f64;
+        let Settings {
+            limit,
+            per_process_memory_fraction: share,
+            changed,
+            ..
+        } = allocator.settings();
+        let devices = (0..allocator.devices.len() as i32).map(|ordinal| {
+            let (name, bytes) = gpu::name_and_bytes(&allocator.functions, ordinal);
+            format!("{ordinal} {name} ({:.1} GiB)", gib(bytes))
+        });
+        let limit = match (limit, *share < 1.0) {
+            (None, false) => "none".into(),
+            (None, true) => format!("{share} of each device"),
+            (Some(bytes), false) => format!("{:.3} GiB on each device", gib(*bytes)),
+            (Some(bytes), true) => format!("{:.3} GiB or {share} of each device", gib(*bytes)),
+        };
+        format!(
+            "{} is on, {}; devices: {}; limit: {limit}; settings: {}",
+            env!("CARGO_PKG_VERSION"),
+            HOW.get().map_or("by its functions", |how| how()),
+            devices.collect::<Vec<_>>().join(", "),
+            changed.join(","),
+        )
+    });
+}
 
 /// Devices whose numbers are below this can be at hand.
 const AT_HAND: usize = 64;
@@ -289,7 +351,10 @@ fn first() -> Option<&'static Allocator> {
             Driver::Cuda => driver::cuda(),
             Driver::Sim => Ok(driver::sim()),
         };
-        let allocator = functions.and_then(|functions| Allocator::new(functions, SETTINGS.clone()));
+        let allocator = match LIMIT_UNKNOWN.load(Relaxed) {
+            true => Err("the limit that is set makes no sense".into()),
+            false => functions.and_then(|it| Allocator::new(it, SETTINGS.clone())),
+        };
         match allocator {
             Ok(allocator) => Some(allocator),
             Err(why) => {
@@ -300,6 +365,9 @@ fn first() -> Option<&'static Allocator> {
     };
     let allocator = ALLOCATOR.get_or_init(make).as_ref();
     if let Some(allocator) = allocator {
+        if allocator.settings().verbose {
+            announce(allocator);
+        }
         idle::start(allocator);
         asked::start(allocator.settings());
         if allocator.settings().stats_callers {

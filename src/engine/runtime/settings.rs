@@ -2,7 +2,8 @@
 //!
 //! `TABLE` is the one list: the parser, the complaints and the README's table are all made from
 //! it. A setting is looked for, key by key, in [`VARIABLES`]; the first variable that names the key
-//! decides, even when what it says is a mistake.
+//! decides, even when what it says is a mistake. What a mistake costs is said by its [`Severity`]:
+//! whoever can still keep the program from starting does so, rather than run it without its limit.
 
 use crate::core::Tuning;
 use std::ffi::OsString;
@@ -59,8 +60,39 @@ pub struct Settings {
     pub stats_signal: Option<i32>,
     /// How often they are written; zero for never.
     pub stats_interval: Duration,
+    /// One line says that the library is on.
+    pub verbose: bool,
+    /// The settings that differ from the defaults, as `key:value`.
+    pub changed: Vec<String>,
     /// For experiments: no key sets it.
     pub tuning: Tuning,
+}
+
+/// A line about the settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Complaint {
+    /// The variable, what it says, and what is wrong with it.
+    pub line: String,
+    /// What follows from it.
+    pub severity: Severity,
+}
+
+/// How bad a complaint is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// Nothing is lost: the setting has no effect here, or is one that another allocator may know.
+    Note,
+    /// A mistake, in place of which the default holds.
+    Mistake,
+    /// A mistake without which the process might hold less memory: by the default it may hold any.
+    Unlimited,
+}
+
+impl Complaint {
+    /// Whether it keeps a program from starting, where that is still possible.
+    pub fn is_mistake(&self) -> bool {
+        self.severity >= Severity::Mistake
+    }
 }
 
 /// What `cudaFree` waits for where the library stands in for it.
@@ -99,6 +131,8 @@ impl Default for Settings {
             stats_callers: false,
             stats_signal: None,
             stats_interval: Duration::ZERO,
+            verbose: false,
+            changed: Vec::new(),
             tuning: Tuning::default(),
         }
     }
@@ -107,12 +141,12 @@ impl Default for Settings {
 impl Settings {
     /// The settings of this process's environment, and a line for every mistake in it and for every
     /// setting that has no effect. A process with elevated privileges gets the defaults.
-    pub fn from_environment() -> (Settings, Vec<String>) {
+    pub fn from_environment() -> (Settings, Vec<Complaint>) {
         Settings::from_lookup(variable_text)
     }
 
     /// The same with `lookup` in place of the environment.
-    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> (Settings, Vec<String>) {
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> (Settings, Vec<Complaint>) {
         let mut settings = Settings::default();
         let mut complaints = Vec::new();
         let mut decided: Vec<&str> = Vec::new();
@@ -125,9 +159,13 @@ impl Settings {
             let mut here: Vec<(&Setting, &str)> = Vec::new();
             for item in items(&text) {
                 let Some((key, value)) = item.split_once(':') else {
+                    let word = |c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '-');
+                    let near = near(item.split(word).next().unwrap_or_default());
                     let item = shown(item);
-                    complaints.push(format!(
-                        "{variable}: {item} is ignored: it is no key:value pair"
+                    complaints.push(mistake(
+                        variable,
+                        near.iter().any(|setting| setting.limits),
+                        format!("{item} makes no sense: it is no key:value pair"),
                     ));
                     continue;
                 };
@@ -136,12 +174,7 @@ impl Settings {
                         here.retain(|(other, _)| other.key != key);
                         here.push((setting, value));
                     }
-                    None => complaints.push(format!(
-                        "{variable}: {}:{} is ignored: there is no such key; the keys are {}",
-                        shown(key),
-                        shown(value),
-                        keys()
-                    )),
+                    None => complaints.push(unknown(variable, key, value)),
                 }
             }
             for (setting, value) in here {
@@ -156,6 +189,75 @@ impl Settings {
     }
 }
 
+/// A mistake in a variable. PyTorch's may hold what a newer PyTorch knows and this library does not.
+fn mistake(variable: &str, limits: bool, what: String) -> Complaint {
+    let severity = match limits {
+        true => Severity::Unlimited,
+        false if variable == VARIABLES[0] => Severity::Mistake,
+        false => Severity::Note,
+    };
+    let line = format!("{variable}: {what}");
+    Complaint { line, severity }
+}
+
+fn unknown(variable: &str, key: &str, value: &str) -> Complaint {
+    let near = near(key);
+    let names: Vec<_> = near.iter().map(|setting| setting.key).collect();
+    let help = match names.is_empty() {
+        true => format!("the keys are {}", keys()),
+        false => format!("did you mean {}?", names.join(" or ")),
+    };
+    let limits = near.iter().any(|setting| setting.limits);
+    let (key, value) = (shown(key), shown(value));
+    mistake(
+        variable,
+        limits,
+        format!("{key}:{value} makes no sense: there is no such key; {help}"),
+    )
+}
+
+/// The settings that somebody may have meant by a key that there is not: those that the fewest slips
+/// of the keyboard are away, else those of which it is a part, or which are a part of it.
+fn near(key: &str) -> Vec<&'static Setting> {
+    /// What is longer is no slip.
+    const LONGEST: usize = 60;
+    /// Shorter parts of a name are in many.
+    const SHORTEST_PART: usize = 4;
+    let key = key.to_ascii_lowercase().replace('-', "_");
+    if key.len() > LONGEST {
+        return Vec::new();
+    }
+    let nearest = TABLE.iter().map(|setting| slips(&key, setting.key)).min();
+    if let Some(nearest) = nearest.filter(|slips| *slips <= (key.len() / 3).max(1)) {
+        let near = TABLE.iter().filter(|it| slips(&key, it.key) == nearest);
+        return near.collect();
+    }
+    let is_part = |part: &str, whole: &str| part.len() >= SHORTEST_PART && whole.contains(part);
+    let near = TABLE.iter();
+    near.filter(|it| is_part(it.key, &key) || is_part(&key, it.key))
+        .collect()
+}
+
+/// How many letters have to be put in, left out, changed or swapped with the next to make `b` of `a`.
+fn slips(a: &str, b: &str) -> usize {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    // By how much of `a` was looked at: the slips up to each letter of `b`.
+    let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let changed = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut least = changed.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                least = least.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(least);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}
+
 /// One row of [`TABLE`].
 struct Setting {
     key: &'static str,
@@ -164,11 +266,15 @@ struct Setting {
     default: &'static str,
     effect: Effect,
     doc: &'static str,
+    /// It keeps the process from taking more memory.
+    limits: bool,
 }
 
 /// What a value may be.
 enum Kind {
     Bool,
+    /// On or off, where PyTorch has no say in how that is written.
+    Switch,
     /// 0.0 to 1.0, both ends included.
     Fraction,
     /// Bytes, more than none.
@@ -217,8 +323,14 @@ macro_rules! table {
             default: $default,
             effect: $effect,
             doc: $doc,
+            limits: limits($key),
         },)*];
     };
+}
+
+/// Whether a mistake in the value of `key` lets the process hold more than was meant.
+const fn limits(key: &str) -> bool {
+    matches!(key.as_bytes(), b"limit" | b"per_process_memory_fraction")
 }
 
 macro_rules! sets {
@@ -283,6 +395,10 @@ table! {
     "stats_interval_s", Kind::Seconds, "0",
         sets!(stats_interval, Number(time) => Duration::from_secs(time as u64)),
         "how often the statistics are written there while the program runs; 0 is never";
+    "verbose", Kind::Switch, "0",
+        sets!(verbose, Bool(yes) => yes),
+        "print one line when the GPU is first used: the version, how the library is attached, the \
+         devices, the limit and the settings that differ from the defaults";
     "garbage_collection_threshold", Kind::Fraction, "0.0", Effect::Nothing, "";
     "max_split_size_mb", Kind::Megabytes { at_least: 20, multiple_of: 1 }, "none",
         Effect::Nothing, "";
@@ -307,29 +423,42 @@ impl Setting {
         variable: &str,
         text: &str,
         settings: &mut Settings,
-        complaints: &mut Vec<String>,
+        complaints: &mut Vec<Complaint>,
     ) {
         let Setting { key, default, .. } = self;
+        let is_default = |value: Value| {
+            let default = self.kind.parse(default);
+            default.is_some_and(|default| default.equals(value))
+        };
         match (self.kind.parse(text), &self.effect) {
-            (Some(value), Effect::Sets(set)) => set(settings, value),
+            (Some(value), Effect::Sets(set)) => {
+                set(settings, value);
+                if !is_default(value) {
+                    settings.changed.push(format!("{key}:{}", shown(text)));
+                }
+            }
             (Some(_), Effect::Pinned) if variable != VARIABLES[0] => {}
             (Some(value), Effect::Nothing | Effect::Pinned) => {
-                let default = self.kind.parse(default);
-                if default.is_none_or(|default| !default.equals(value)) {
+                if !is_default(value) {
                     let text = shown(text);
                     let why = match self.effect {
                         Effect::Pinned => "PyTorch reads it in its own variables",
                         _ => "it is a setting of PyTorch's own allocator",
                     };
-                    complaints.push(format!(
-                        "{variable}: {key}:{text} has no effect here: {why}"
-                    ));
+                    complaints.push(Complaint {
+                        line: format!("{variable}: {key}:{text} has no effect here: {why}"),
+                        severity: Severity::Note,
+                    });
                 }
             }
-            (None, _) => complaints.push(format!(
-                "{variable}: {key}:{} is ignored: {key} takes {}; the default, {default}, is used",
-                shown(text),
-                self.kind.allowed(),
+            (None, _) => complaints.push(mistake(
+                variable,
+                self.limits,
+                format!(
+                    "{key}:{} makes no sense: {key} takes {}; the default is {default}",
+                    shown(text),
+                    self.kind.allowed(),
+                ),
             )),
         }
     }
@@ -344,13 +473,18 @@ impl Kind {
                 "False" => Some(Value::Bool(false)),
                 _ => None,
             },
+            Kind::Switch => match text {
+                "1" | "True" => Some(Value::Bool(true)),
+                "0" | "False" => Some(Value::Bool(false)),
+                _ => None,
+            },
             Kind::Fraction => {
                 let share = text.parse().ok()?;
                 (0.0..=1.0)
                     .contains(&share)
                     .then_some(Value::Fraction(share))
             }
-            Kind::Size => bytes(text).filter(|bytes| *bytes > 0).map(Value::Number),
+            Kind::Size => size(text, 1).map(Value::Number),
             Kind::Megabytes {
                 at_least,
                 multiple_of,
@@ -373,8 +507,9 @@ impl Kind {
     fn allowed(&self) -> String {
         match self {
             Kind::Bool => "True or False".into(),
+            Kind::Switch => "1 or 0".into(),
             Kind::Fraction => "a number from 0.0 to 1.0".into(),
-            Kind::Size => "bytes, more than 0, such as 8GiB, 8192MiB or 8589934592".into(),
+            Kind::Size => format!("bytes, more than 0: 8589934592, {SIZES}"),
             Kind::Megabytes {
                 at_least,
                 multiple_of: 1,
@@ -503,19 +638,44 @@ fn number(text: &str) -> Option<usize> {
         .then(|| text.parse().ok())?
 }
 
-/// Bytes: a whole number, with or without B, KiB, MiB, GiB or TiB.
-fn bytes(text: &str) -> Option<usize> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (count, unit) = text.split_at(digits);
-    let scale = match unit {
-        "" | "B" => 1,
-        "KiB" => 1 << 10,
-        "MiB" => 1 << 20,
-        "GiB" => 1 << 30,
-        "TiB" => 1 << 40,
+/// What is said of sizes with a unit.
+pub const SIZES: &str = "8GiB, 8.5G (which is GiB) or 300MB (which is 300 times 10^6 bytes)";
+
+/// The bytes that a person means by `text`, more than none: a number, with a point or without, and a
+/// unit in capitals or small letters. `K`, `M`, `G` and `T` are `KiB`, `MiB`, `GiB` and `TiB`, as memory
+/// is sold and shown; `KB` to `TB` are powers of 1000, and so never more than what was meant. Without a
+/// unit it is a whole number of `bare` bytes.
+pub fn size(text: &str, bare: usize) -> Option<usize> {
+    /// More than any memory needs, and few enough for the arithmetic.
+    const LONGEST: usize = 18;
+    let end = text.find(|c: char| c != '.' && !c.is_ascii_digit());
+    let (count, unit) = text.split_at(end.unwrap_or(text.len()));
+    let scale = match unit.to_ascii_lowercase().as_str() {
+        "" => bare,
+        "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
         _ => return None,
     };
-    number(count)?.checked_mul(scale)
+    let (whole, part) = match count.split_once('.') {
+        // There are no parts of a byte, and none of a number that says nothing of its unit.
+        Some(_) if matches!(unit, "" | "b" | "B") => return None,
+        Some((_, part)) if part.is_empty() || part.len() > LONGEST => return None,
+        Some((whole, part)) => (whole, part),
+        None => (count, ""),
+    };
+    let digits = 10_u128.pow(part.len() as u32);
+    let whole = number(whole).filter(|_| !whole.is_empty())? as u128;
+    let part = if part.is_empty() { 0 } else { number(part)? };
+    // At most 64 and 40 bits each.
+    let bytes = whole * scale as u128 + part as u128 * scale as u128 / digits;
+    usize::try_from(bytes).ok().filter(|bytes| *bytes > 0)
 }
 
 /// A person's text as part of one line of ours: nothing that moves the cursor, and not too long.
@@ -583,6 +743,14 @@ pub fn variable(name: &str) -> Option<OsString> {
     // SAFETY: getauxval only reads what the kernel handed to the process.
     let elevated = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
     std::env::var_os(name).filter(|_| !elevated)
+}
+
+/// The variable that leaves a program as it is without the library.
+pub const DISABLE: &str = "CONCERTINA_DISABLE";
+
+/// Whether this process is to be as it would be without the library.
+pub fn is_disabled() -> bool {
+    variable(DISABLE).is_some_and(|value| value == "1")
 }
 
 /// The same as text.

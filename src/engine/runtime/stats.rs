@@ -5,12 +5,15 @@
 
 use super::calls;
 use super::device::{Device, Figures};
+use super::dump;
 use super::kept;
-use super::registry::allocator_in_use;
-use super::settings::Driver;
+use super::registry::{Allocator, allocator_in_use};
+use super::settings;
 use crate::core::{Counters, Flow, Usage};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
+use std::fs::File;
+use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
@@ -94,15 +97,19 @@ own! {
 /// The statistics of every device taken up so far, one JSON object. A device that another thread
 /// keeps locked for longer than `patience` is marked `busy` and has no figures.
 pub fn json(patience: Duration) -> String {
-    let allocator = allocator_in_use();
+    json_of(allocator_in_use(), patience)
+}
+
+/// The same of an allocator that need not be the process's own.
+pub fn json_of(allocator: Option<&Allocator>, patience: Duration) -> String {
     let devices: Vec<Value> = allocator
         .into_iter()
         .flat_map(|allocator| allocator.open_devices())
         .map(|device| device_json(device, device.figures_within(patience).as_ref()))
         .collect();
-    let driver = allocator.map(|allocator| match allocator.settings().driver {
-        Driver::Cuda => "cuda",
-        Driver::Sim => "sim",
+    let driver = allocator.map(|allocator| match allocator.functions().simulated {
+        true => "sim",
+        false => "cuda",
     });
     let now = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -111,6 +118,10 @@ pub fn json(patience: Duration) -> String {
         "schema_version": SCHEMA_VERSION,
         "version": env!("CARGO_PKG_VERSION"),
         "pid": std::process::id(),
+        "host": dump::host_name(),
+        "rank": dump::rank(settings::variable_text).and_then(|rank| rank.parse::<u64>().ok()),
+        "command_line": command_line(),
+        "used_gpu": !devices.is_empty(),
         "time": now.as_secs(),
         "driver": driver,
         "calls": calls::json(),
@@ -119,6 +130,21 @@ pub fn json(patience: Duration) -> String {
         "devices": devices,
     })
     .to_string()
+}
+
+/// The process's program and its arguments, as far as they are of a reasonable length.
+fn command_line() -> Vec<String> {
+    const LONGEST: u64 = 4096;
+    let mut text = Vec::new();
+    if let Ok(file) = File::open("/proc/self/cmdline") {
+        // What was read until then will do.
+        let _ = file.take(LONGEST).read_to_end(&mut text);
+    }
+    let words = text.strip_suffix(b"\0").unwrap_or(&text);
+    words
+        .split(|byte| *byte == 0)
+        .map(|word| String::from_utf8_lossy(word).into_owned())
+        .collect()
 }
 
 fn device_json(device: &Device, figures: Option<&Figures>) -> Value {

@@ -7,7 +7,7 @@ use crate::entry::{launched, python, torch};
 use concertina_engine::driver;
 use concertina_engine::runtime::settings::Driver;
 use concertina_engine::runtime::{
-    Device, allocator, allocator_in_use, lifecycle, process_settings, use_own_settings,
+    Device, allocator, allocator_in_use, lifecycle, message, process_settings, use_own_settings,
 };
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::Relaxed};
 
@@ -109,7 +109,13 @@ fn take_up(context: usize) -> Option<&'static Device> {
     let ordinal = ordinal?;
     let primary = PRIMARY.get(ordinal as usize)?;
     // Where the driver is too old for the pool, or there is none, the program runs as without it.
-    if allocator_in_use().is_none() && driver::cuda().is_err() {
+    if allocator_in_use().is_none()
+        && let Err(why) = driver::cuda()
+    {
+        choose_settings();
+        if process_settings().verbose {
+            message::say(&format!("not on: {why}"));
+        }
         HOPELESS.store(true, Relaxed);
         return None;
     }

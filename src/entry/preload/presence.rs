@@ -9,9 +9,6 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// The variable that turns all of this off.
-const DISABLE: &str = "CONCERTINA_DISABLE";
-
 const UNKNOWN: u8 = 0;
 const ON: u8 = 1;
 const OFF: u8 = 2;
@@ -29,8 +26,7 @@ pub fn is_on() -> bool {
 
 #[cold]
 fn find_out() -> bool {
-    let disabled = settings::variable(DISABLE).is_some_and(|value| value == "1");
-    let on = !disabled && is_preloaded();
+    let on = !settings::is_disabled() && is_preloaded();
     STATE.store(if on { ON } else { OFF }, Relaxed);
     on
 }

@@ -39,6 +39,8 @@ def native(name, result, *arguments):
 
 
 attach_object = native("attach", ctypes.c_bool, ctypes.c_bool)
+is_disabled = native("is_disabled", ctypes.c_bool)
+mistakes = native("mistakes", None, TAKE)
 memory_stats = native("memory_stats", None, ctypes.c_int, TAKE)
 reset_peaks = native("reset_peaks", None, ctypes.c_int)
 reset_accumulated = native("reset_accumulated", None, ctypes.c_int)
@@ -103,14 +105,23 @@ def attach():
     def _cuda_customAllocator(allocate, free):
         if (allocate, free) != (functions["concertina_malloc"], functions["concertina_free"]):
             return make(allocate, free)
-        allocator = make(functions["allocate"], functions["release"])
-        hook(allocator)
+        if is_disabled():
+            allocator = make(allocate, free)
+        else:
+            # Rather than without its limit.
+            for line, lifts_limit in read(mistakes):
+                if lifts_limit:
+                    raise ValueError(line)
+            allocator = make(functions["allocate"], functions["release"])
+            hook(allocator)
         ours.append(allocator)
         return allocator
 
     @functools.wraps(change)
     def _cuda_changeCurrentAllocator(allocator):
         is_ours = any(allocator is it for it in ours)
+        if is_ours and is_disabled():
+            return
         # A program may ask for what it has.
         if (is_ours or module.stays) and attach_object(False):
             if not is_ours:
@@ -432,6 +443,8 @@ def complain(line):
 
 module = types.ModuleType("_concertina")
 module.attach = attach
+module.is_active = lambda: attach_object(False)
+module.mistakes = lambda: read(mistakes)
 # Whether no other allocator takes the place of ours.
 module.stays = False
 sys.modules["_concertina"] = module

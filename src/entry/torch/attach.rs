@@ -16,7 +16,9 @@ use super::{
 };
 use crate::entry::guard::guard;
 use crate::entry::python::{Script, source};
-use concertina_engine::runtime::{Device, capture, message, stats};
+use concertina_engine::runtime::settings::{self, Settings, Severity};
+use concertina_engine::runtime::{Device, capture, check_settings, lifecycle, message, stats};
+use serde_json::{Value, json};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,6 +63,8 @@ functions! {
     c"end_allocate_to_pool": concertina_end_allocate_to_pool;
     c"release_pool": concertina_release_pool;
     c"attach": attach;
+    c"is_disabled": is_disabled;
+    c"mistakes": mistakes;
     c"later": later;
     c"memory_stats": memory::memory_stats;
     c"reset_peaks": memory::reset_peaks;
@@ -103,6 +107,26 @@ pub fn attach_unless_done() {
     attach(false);
 }
 
+extern "C" fn is_disabled() -> bool {
+    guard(false, settings::is_disabled)
+}
+
+/// Says what the environment has wrong, unless that was said, and hands over a list of the lines, each
+/// with whether it lifts a limit.
+extern "C" fn mistakes(take: memory::Take) {
+    guard((), || {
+        check_settings(false);
+        lifecycle::check_path();
+        let (_, complaints) = Settings::from_environment();
+        let mistakes = complaints.iter().filter(|complaint| complaint.is_mistake());
+        let mut all: Vec<Value> = mistakes
+            .map(|it| json!([it.line, it.severity == Severity::Unlimited]))
+            .collect();
+        all.extend(lifecycle::path_mistake().map(|line| json!([line, false])));
+        memory::hand_over(&Value::Array(all), take);
+    });
+}
+
 /// Fits PyTorch's present allocator if it is ours, which the caller may know. Answers whether it is.
 /// One line says what could not be fitted.
 extern "C" fn attach(known: bool) -> bool {
@@ -119,6 +143,7 @@ extern "C" fn attach(known: bool) -> bool {
         }
         ATTACHED.store(true, Ordering::Relaxed);
         stats::set_allocator();
+        lifecycle::expect_statistics();
         let mut missing = Vec::new();
         match object {
             Some(object) => {

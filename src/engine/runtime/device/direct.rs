@@ -3,9 +3,7 @@
 
 use super::later::Aside;
 use super::{Device, OutOfMemory, State, UnknownPointer};
-use crate::core::{
-    ALL_STREAMS, Allocation, Found, Gpu, Origin, SHARED, StreamKey, UNORDERED,
-};
+use crate::core::{ALL_STREAMS, Allocation, Found, Gpu, Origin, SHARED, StreamKey, UNORDERED};
 use crate::runtime::capture;
 use crate::runtime::gpu::{synchronize, synchronize_in_capture};
 use crate::runtime::live_streams::LiveStreams;

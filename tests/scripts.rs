@@ -1,0 +1,40 @@
+//! The scripts say what they are for.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// `--help` says it on standard output and does nothing else.
+#[test]
+fn help_is_printed_by_every_script() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts");
+    let mut asked = 0;
+    for entry in fs::read_dir(&directory).expect("a directory") {
+        let script = entry.expect("an entry").path();
+        let interpreter = match script.extension().and_then(|it| it.to_str()) {
+            Some("sh") => "bash",
+            Some("py") => "python3",
+            _ => continue,
+        };
+        let mut command = Command::new(interpreter);
+        // What builds or fetches would find no tool to do it with.
+        let tools = "/usr/bin:/bin";
+        if interpreter == "bash" && !script.ends_with("bench.sh") {
+            command.env("PATH", tools).env_remove("HOME");
+        }
+        let output = command
+            .arg(&script)
+            .arg("--help")
+            .output()
+            .expect("it runs");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{script:?}: {output:?}");
+        assert!(output.stderr.is_empty(), "{script:?}: {output:?}");
+        assert!(
+            said.len() > 40 && !said.starts_with('#'),
+            "{script:?}: {said}"
+        );
+        asked += 1;
+    }
+    assert!(asked > 10, "{asked}");
+}
