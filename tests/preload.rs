@@ -340,9 +340,17 @@ cases! {
     memory_that_the_driver_takes_while_frees_wait: "passed_on" [], [("STANDIN_MEMORY_MB", "1024"), ("STANDIN_KERNELS_MB", "300"), ("CONCERTINA_CONF", "free:relaxed")], None, ["room"];
     memory_that_is_kept_mapped_beside_cudas_own_under_a_limit: "mapped" ["400"], [("STANDIN_MEMORY_MB", "512"), ("CONCERTINA_CONF", "ipc:True,limit:500MiB")], None, ["kept back"];
     memory_pools: "pools" [], [], Some(5), ["pools", "pool attributes"];
-    captures_while_memory_is_idle: "idle" [], [("CONCERTINA_CONF", "idle_release_ms:20")], Some(1), ["idle"];
+    captures_while_memory_is_idle: "idle" [], [("CONCERTINA_CONF", "idle_release_ms:20")], Some(1), [];
     idle_memory_under_a_driver_that_calls_itself: "idle_memory" [], [("STANDIN_NESTED", "1"), ("CONCERTINA_CONF", "idle_release_ms:20")], None, ["inside"];
     captures: "capture" [], [], Some(3), ["capture"];
+    captures_global_beside_threads_that_allocate_in_order: "captures_beside" ["order", "300", "0"], [], None, [];
+    captures_thread_local_beside_threads_that_allocate_in_order: "captures_beside" ["order", "300", "1"], [], None, [];
+    captures_relaxed_beside_threads_that_allocate_in_order: "captures_beside" ["order", "300", "2"], [], None, [];
+    captures_thread_local_beside_threads_that_free: "captures_beside" ["free", "300", "1"], [], None, ["idle"];
+    captures_relaxed_beside_threads_that_free: "captures_beside" ["free", "300", "2"], [], None, ["idle"];
+    captures_beside_threads_that_free_relaxed: "captures_beside" ["free", "300", "1"], [("CONCERTINA_CONF", "free:relaxed")], None, [];
+    captures_of_a_blocking_stream: "captures_beside" ["blocking", "300", "2"], [], None, [];
+    captures_of_several_threads_default_streams: "captures_per_thread" [], [], None, [];
     free_memory: "info" [], [], Some(9), ["info"];
     addresses: "attributes" ["1024"], [], Some(3), ["range", "attributes"];
     a_device_that_is_reset: "reset" [], [], Some(7), ["reset"];
@@ -913,10 +921,10 @@ fn failures_of_work_are_the_programs() {
         // What a GPU answers whose work has failed: everything fails with it.
         (
             "cuStreamGetCtx:*:700,cuMemAlloc_v2:*:700,cuCtxSynchronize:*:700,cuMemFree_v2:*:700,\
-             cuMemAllocAsync:*:700",
+             cuMemAllocAsync:*:700,cuEventSynchronize:*:700",
             "health",
         ),
-        ("cuCtxSynchronize:*:700,cuMemFree_v2:*:700", "wait"),
+        ("cuCtxSynchronize:*:700,cuEventSynchronize:*:700,cuMemFree_v2:*:700", "wait"),
         // A device without memory.
         ("cuMemCreate:*:2,cuMemAlloc_v2:*:2", "pool"),
     ] {

@@ -11,7 +11,7 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Weak};
 use std::thread::{self, sleep};
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ pub struct Gpu {
     machine: Option<Machine>,
     contexts: Vec<usize>,
     /// The allocator under test, which is told of streams that come and go.
-    allocator: Arc<OnceLock<Arc<Allocator>>>,
+    allocator: Weak<Allocator>,
 }
 
 /// Keeps device 0 the current one of a thread, as the CUDA runtime does.
@@ -144,7 +144,7 @@ impl Bench {
             functions,
             machine,
             contexts,
-            allocator: Arc::new(OnceLock::from(allocator.clone())),
+            allocator: Arc::downgrade(&allocator),
         };
         let here = gpu.enter();
         Bench {
@@ -344,10 +344,8 @@ impl Gpu {
         // SAFETY: `stream` outlives the call. 1 is CU_STREAM_NON_BLOCKING.
         ok(unsafe { (self.functions.cuStreamCreate)(&mut stream, 1) });
         self.pop();
-        if let Some(owner) = self
-            .allocator
-            .get()
-            .and_then(|it| it.device(device as i32).ok())
+        if let Some(allocator) = self.allocator.upgrade()
+            && let Ok(owner) = allocator.device(device as i32)
         {
             owner.add_stream(stream as u64);
         }
@@ -356,7 +354,7 @@ impl Gpu {
 
     /// Ends a stream; its work goes on.
     pub fn destroy(&self, stream: u64) {
-        let allocator = self.allocator.get();
+        let allocator = self.allocator.upgrade();
         for device in allocator.iter().flat_map(|it| it.open_devices()) {
             device.remove_stream(stream);
         }

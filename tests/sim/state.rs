@@ -181,8 +181,8 @@ impl State {
         }
     }
 
-    /// That no stream captures: an event on a whole context breaks every capture, in whatever mode
-    /// (H100, driver 580).
+    /// That no stream captures: an event on a whole context breaks every capture, in whatever mode, and so
+    /// does a wait for one (H100 and H200, driver 580).
     pub fn without_capture(&mut self, function: &str) -> Answer {
         if self.capturing == 0 {
             return Ok(());
@@ -210,6 +210,21 @@ impl State {
     fn capture_broken(&mut self, function: &str) -> Answer {
         self.violation(format!("{function} called during a capture"));
         Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    }
+
+    /// That work on the stream is not ordered with a capture against its will: the legacy stream with one of a
+    /// stream that synchronizes with it. That breaks the capture.
+    pub fn not_implicitly_captured(&mut self, function: &str, slot: u32) -> Answer {
+        if !self.implicitly_captured(slot) {
+            return Ok(());
+        }
+        let streams = &self.streams;
+        for (_, capture) in self.captures.iter_mut() {
+            let mut parts = capture.parts.iter();
+            capture.invalid |= parts.any(|it| streams.get(it.slot).kind == Kind::Blocking);
+        }
+        self.violation(format!("{function} on the legacy stream during a capture"));
+        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
     }
 
     /// Begins a capture on a stream.

@@ -12,6 +12,7 @@ use super::deferred_free::Deferred;
 use super::gpu::Gpu;
 use super::group::SHARED;
 use super::pool::Pool;
+use super::stream::ALL_STREAMS;
 
 /// How many free blocks of a stream are looked at for one that another stream can have.
 const LOOKED_AT: usize = 16;
@@ -53,7 +54,12 @@ impl<G: Gpu> Pool<G> {
     /// own tells others when it was.
     #[inline]
     pub fn frees_at_once(&self, size: u64) -> bool {
-        size >= SMALL && self.groups[SHARED as usize].watched
+        size >= SMALL && self.groups[SHARED as usize].watched && self.has_several_streams()
+    }
+
+    /// Whether there is another stream that might want memory.
+    pub(super) fn has_several_streams(&self) -> bool {
+        self.slots.streams() > 1 || self.gpu.has_several_streams()
     }
 
     /// The stream's work from now on runs after that of another one up to a free. False where it cannot be
@@ -157,7 +163,9 @@ impl<G: Gpu> Pool<G> {
         let can_follow = |it: &Deferred| {
             let owner = self.slots.get(self.blocks[it.block].slot);
             let mut streams = it.uses.iter().chain([&owner.key]);
+            // What may be used anywhere is nobody's to wait for.
             owner.group == SHARED
+                && !it.uses.contains(&ALL_STREAMS)
                 && self.blocks[it.block].size >= size
                 && streams
                     .all(|other| *other == key || self.epochs.can_follow(key, *other, it.epoch))

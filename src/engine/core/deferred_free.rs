@@ -45,6 +45,14 @@ impl<G: Gpu> Pool<G> {
         self.epochs.note_foreign(stream);
     }
 
+    /// Takes back a block in the order of another stream than its own, which was recorded on it.
+    pub fn free_by_another(&mut self, address: u64) -> Result<(), Unknown> {
+        self.epochs.by_another = true;
+        let freed = self.free(address);
+        self.epochs.by_another = false;
+        freed.map(drop)
+    }
+
     /// A freed block that other streams were recorded on is deferred until their work up to now is done.
     #[cold]
     #[inline(never)]

@@ -11,7 +11,7 @@
 
 use super::event_budget::EventBudget;
 use super::gpu::{Event, Gpu};
-use super::stream::{ALL_STREAMS, StreamKey};
+use super::stream::{ALL_STREAMS, StreamKey, UNORDERED};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// How many events may be under way on a device. One so far behind may be running a kernel that never ends.
@@ -94,6 +94,8 @@ pub struct Epochs {
     budget: EventBudget,
     /// What is freed just now was given back by the program earlier.
     pub late: bool,
+    /// It was given back in the order of another stream than its own, which gets no event for it.
+    pub by_another: bool,
     streams: HashMap<StreamKey, Progress>,
     /// Streams of other devices, of which an event of this one tells nothing.
     foreign: HashSet<StreamKey>,
@@ -114,6 +116,7 @@ impl Epochs {
             exact_until: 2 * WANTED_AT_FIRST,
             budget: EventBudget::new(),
             late: false,
+            by_another: false,
             streams: HashMap::new(),
             foreign: HashSet::new(),
             events: 0,
@@ -182,6 +185,10 @@ impl Epochs {
 
     /// The work before what was freed up to here is done, on this stream.
     pub fn completed(&self, key: StreamKey) -> u64 {
+        if key == UNORDERED {
+            // It gets a block back only once nothing uses it.
+            return u64::MAX;
+        }
         self.latest(key, |it| it.completed)
     }
 
@@ -216,19 +223,24 @@ impl Epochs {
         event: bool,
         gpu: &mut impl Gpu,
     ) -> bool {
-        let event = match event && !self.late && self.events < EVENTS {
-            true => {
-                let began = gpu.now();
-                let event = gpu.record(key);
-                let now = gpu.now();
-                self.budget.spend(now - began, now);
-                if !self.budget.allows(now) {
-                    self.exact_until = 0;
-                }
-                event
+        let mut recorded = None;
+        if event && !self.late && self.events < EVENTS {
+            let began = gpu.now();
+            let idle = gpu.is_idle(key);
+            if !idle {
+                recorded = gpu.record(key);
             }
-            false => None,
-        };
+            let now = gpu.now();
+            self.budget.spend(now - began, now);
+            if !self.budget.allows(now) {
+                self.exact_until = 0;
+            }
+            if idle {
+                self.complete(key, gpu);
+                return true;
+            }
+        }
+        let event = recorded;
         let epoch = self.now;
         let progress = self.streams.entry(key).or_default();
         match event {
@@ -250,11 +262,27 @@ impl Epochs {
         room
     }
 
+    /// The stream has done all that it was given.
+    fn complete(&mut self, key: StreamKey, gpu: &mut impl Gpu) {
+        let done = self.now | 1;
+        let progress = self.streams.entry(key).or_default();
+        for event in progress.marks.drain(..).filter_map(|mark| mark.event) {
+            gpu.forget(event);
+            self.events -= 1;
+        }
+        (progress.completed, progress.covered) = (done, done);
+        self.advances += 1;
+    }
+
     /// Has an event cover the stream's work up to a free, and what was freed without an event of its own:
     /// one recorded now, on the stream or else on the whole device. False where none can be recorded.
     pub fn cover(&mut self, key: StreamKey, until: u64, gpu: &mut impl Gpu) -> bool {
         let wanted = self.streams.get(&key).map_or(0, |it| it.wanted);
         if self.covered(key) >= until.max(wanted) {
+            return true;
+        }
+        if gpu.is_idle(key) {
+            self.complete(key, gpu);
             return true;
         }
         if self.events >= EVENTS {

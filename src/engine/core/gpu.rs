@@ -63,6 +63,11 @@ pub trait Gpu {
     /// The program is asking for memory on this stream, until the next call. If the stream is being
     /// captured, nothing may be recorded, asked or waited for meanwhile: it would end the capture.
     fn attend(&mut self, stream: Option<StreamKey>);
+    /// Whether the device has more than one stream, as far as is known.
+    fn has_several_streams(&self) -> bool;
+    /// Whether the stream is known to have done all that it was given, without an event: that is work to who
+    /// asks whether the stream has any. Never waits, and breaks no capture.
+    fn is_idle(&mut self, stream: StreamKey) -> bool;
     /// Records an event behind all that the stream was given so far; for [`ALL_STREAMS`] behind all work of
     /// the device, streams included that have been destroyed. `None` where that is not possible just now:
     /// in a capture, or where the stream may be gone. Never waits, and breaks no capture.

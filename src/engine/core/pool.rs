@@ -383,11 +383,13 @@ impl<G: Gpu> Pool<G> {
             group.watched = false;
             return;
         }
-        if slot.key == UNORDERED {
+        let alone = !self.has_several_streams();
+        let slot = self.slots.get_mut(block.slot);
+        if slot.key == UNORDERED || alone {
             return;
         }
         let range = (block.address, block.end());
-        let worth = block.size >= SMALL;
+        let worth = block.size >= SMALL && !self.epochs.by_another;
         if self.epochs.note_free(slot.key, range, worth, &mut self.gpu) {
             slot.freed = before;
         }

@@ -52,6 +52,7 @@ macro_rules! driver_functions {
             cuStreamGetCtx: fn(stream: CUstream, context: *mut CUcontext);
             cuThreadExchangeStreamCaptureMode: fn(mode: *mut CUstreamCaptureMode);
             cuStreamSynchronize: fn(stream: CUstream);
+            cuStreamQuery: fn(stream: CUstream);
             cuStreamWaitEvent: fn(stream: CUstream, event: CUevent, flags: c_uint);
             cuMemsetD32Async: fn(address: CUdeviceptr, value: c_uint, count: usize, stream: CUstream);
             cuMemcpyDtoDAsync_v2: fn(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);

@@ -881,6 +881,38 @@ impl Gpu for DriverGpu {
         self.wanted_on = stream;
     }
 
+    fn has_several_streams(&self) -> bool {
+        self.live.len() + LiveStreams::created().len() > 1
+    }
+
+    fn is_idle(&mut self, stream: StreamKey) -> bool {
+        // To ask a stream that is being captured would end the capture.
+        let Some(_no_capture) = NoCapture::hold().filter(|_| self.may_wait()) else {
+            return false;
+        };
+        let functions = self.functions;
+        let context = self.foreign.get(&stream).copied();
+        let _current = current(&functions, context.unwrap_or(self.properties.context));
+        let is_idle = |handle: u64| {
+            self.ledger.call(Call::QueryStream, || {
+                // SAFETY: a stream that exists.
+                unsafe { (functions.cuStreamQuery)(handle as CUstream) }
+            }) == 0
+        };
+        match stream.handle {
+            // To ask the default stream may end a capture that its device's other streams are in.
+            0 | u64::MAX => false,
+            PER_THREAD => stream.id == thread_number() && is_idle(PER_THREAD),
+            handle if self.wanted_on == Some(stream) => is_idle(handle),
+            handle => {
+                let asked = self.live.with(stream, || is_idle(handle));
+                let asked =
+                    asked.or_else(|| LiveStreams::created().with(stream, || is_idle(handle)));
+                asked.unwrap_or(false)
+            }
+        }
+    }
+
     fn record(&mut self, stream: StreamKey) -> Option<Event> {
         if !self.may_wait() || stream == UNORDERED {
             return None;

@@ -39,6 +39,7 @@ calls! {
     RecordDevice = "cuCtxRecordEvent",
     Order = "cuStreamWaitEvent",
     Query = "cuEventQuery",
+    QueryStream = "cuStreamQuery",
     Synchronize = "cuCtxSynchronize",
 }
 

@@ -24,6 +24,12 @@ impl LiveStreams {
         self.0.lock().insert(key.handle, key.id);
     }
 
+    /// How many there are.
+    #[allow(clippy::len_without_is_empty, reason = "nobody asks that")]
+    pub fn len(&self) -> usize {
+        self.0.lock().len()
+    }
+
     /// The stream with this handle.
     pub fn find(&self, handle: u64) -> Option<StreamKey> {
         let id = self.0.lock().get(&handle).copied();

@@ -221,7 +221,7 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(to: *mut CUcontext) -> u32 {
 pub unsafe extern "C" fn cuCtxSynchronize() -> u32 {
     call(Function::cuCtxSynchronize, |session| {
         let device = session.state.device()?;
-        session.state.outside_capture("cuCtxSynchronize")?;
+        session.state.without_capture("cuCtxSynchronize")?;
         session.synchronise_device(device)
     })
 }

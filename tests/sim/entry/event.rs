@@ -53,6 +53,9 @@ pub unsafe extern "C" fn cuEventRecordWithFlags(
 fn record(session: &mut Session<'_>, event: CUevent, stream: CUstream) -> Answer {
     let index = session.state.event("cuEventRecord", event)?;
     let slot = session.state.stream("cuEventRecord", stream)?;
+    session
+        .state
+        .not_implicitly_captured("cuEventRecord", slot)?;
     let device = session.state.streams.get(slot).device;
     if session
         .state
@@ -143,12 +146,17 @@ pub unsafe extern "C" fn cuCtxRecordEvent(context: CUcontext, event: CUevent) ->
     })
 }
 
-/// That an event was not recorded within a capture last.
-fn not_captured(session: &Session<'_>, index: u32) -> Answer {
-    match session.state.events.get(index) {
-        Some(event) if event.captured.is_some() => Err(CUresult::CUDA_ERROR_CAPTURED_EVENT),
-        _ => Ok(()),
+/// That an event was not recorded within a capture last: to ask about it breaks that capture.
+fn not_captured(session: &mut Session<'_>, index: u32) -> Answer {
+    let state = &mut *session.state;
+    let event = state.events.get(index);
+    let Some(place) = event.and_then(|event| event.captured.as_ref()) else {
+        return Ok(());
+    };
+    for (_, capture) in state.captures.iter_mut() {
+        capture.invalid |= capture.id == place.capture;
     }
+    Err(CUresult::CUDA_ERROR_CAPTURED_EVENT)
 }
 
 /// Whether what the event stands for is done.

@@ -159,6 +159,8 @@ pub unsafe extern "C" fn cuStreamSynchronize(stream: CUstream) -> u32 {
     call(Function::cuStreamSynchronize, |session| {
         let slot = session.state.stream("cuStreamSynchronize", stream)?;
         session.state.not_captured("cuStreamSynchronize", slot)?;
+        let state = &mut *session.state;
+        state.not_implicitly_captured("cuStreamSynchronize", slot)?;
         session.state.outside_capture("cuStreamSynchronize")?;
         session.synchronise_stream(slot)
     })
@@ -178,6 +180,8 @@ pub unsafe extern "C" fn cuStreamQuery(stream: CUstream) -> u32 {
 pub unsafe extern "C" fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) -> u32 {
     call(Function::cuStreamWaitEvent, |session| {
         let slot = session.state.stream("cuStreamWaitEvent", stream)?;
+        let state = &mut *session.state;
+        state.not_implicitly_captured("cuStreamWaitEvent", slot)?;
         let index = session.state.event("cuStreamWaitEvent", event)?;
         if flags > 1 {
             return Err(INVALID);
@@ -191,6 +195,11 @@ pub unsafe extern "C" fn cuStreamWaitEvent(stream: CUstream, event: CUevent, fla
         if state.streams.get(slot).capturing && flags == 0 {
             let text = "cuStreamWaitEvent during a capture for an event recorded outside it";
             state.violation(text.to_string());
+            if let Some(capture) = state.streams.get(slot).capture
+                && let Some(capture) = state.captures.get_mut(capture)
+            {
+                capture.invalid = true;
+            }
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
         }
         if state.record(slot, &Work::Mark) {

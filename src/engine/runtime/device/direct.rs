@@ -7,6 +7,7 @@ use crate::core::{ALL_STREAMS, Allocation, Found, Gpu, Origin, SHARED, StreamKey
 use crate::runtime::capture;
 use crate::runtime::gpu::{synchronize, synchronize_in_capture};
 use crate::runtime::live_streams::LiveStreams;
+use crate::runtime::lock::Guard;
 use crate::runtime::sharing;
 use crate::runtime::shelf::Owner;
 use std::mem::replace;
@@ -160,7 +161,7 @@ impl Device {
     }
 
     /// Takes back a block in the order of the stream: that stream's later work may use the
-    /// memory again where it was allocated on the same stream; otherwise as [`Device::free_later`].
+    /// memory again where it was allocated on the same stream; otherwise once this one's work up to now is done.
     #[inline]
     pub fn free_on(&self, address: u64, key: StreamKey) -> Result<(), UnknownPointer> {
         if let Some(mut shelf) = self.shelves.of(Owner::of(key, Origin::Cuda))
@@ -172,12 +173,31 @@ impl Device {
         let state = self.state.lock();
         match state.pool.stream_of(address) {
             Some(owner) if owner == key => self.free_to_pool(state, None, address),
-            Some(_) => {
-                drop(state);
-                self.free_later(address)
-            }
+            Some(_) => self.free_in_order_of(state, address, key),
             None => Err(UnknownPointer),
         }
+    }
+
+    /// The same of a block of another stream.
+    fn free_in_order_of(
+        &self,
+        mut state: Guard<'_, State>,
+        address: u64,
+        key: StreamKey,
+    ) -> Result<(), UnknownPointer> {
+        let live = state.pool.look_up(address).ok_or(UnknownPointer)?;
+        if state.is_aside(&live) || !self.forget(&mut state, &live, address) {
+            return Err(UnknownPointer);
+        }
+        state.users.remove(&address);
+        // Memory of no stream's may be used on any.
+        let key = match state.pool.owner_of(&live) == UNORDERED {
+            true => ALL_STREAMS,
+            false => key,
+        };
+        let used = state.pool.record_use(address, key);
+        used.and_then(|()| state.pool.free_by_another(address))
+            .map_err(|_| UnknownPointer)
     }
 
     /// Whether a block in use starts at `address`. Asks the driver nothing.

@@ -1,5 +1,6 @@
 //! Calls that would break a capture.
 
+use super::graph::{MODES, RELAXED, begin, end};
 use super::*;
 
 fn capturing(stream: CUstream) -> Result<u32, u32> {
@@ -72,4 +73,65 @@ fn synchronising_calls_break_a_capture() {
     rig.machine.set_capturing(a, false);
     ok(synchronise());
     ok(free(address));
+}
+
+/// In whatever mode a stream is captured, and whatever the calling thread allows itself.
+#[test]
+fn a_wait_or_an_event_of_the_whole_context_breaks_every_capture() {
+    let rig = Rig::new(Config::default());
+    let (a, event) = (stream(), recorded(stream()));
+    let mut context = null_mut();
+    // SAFETY: writes a local.
+    ok(unsafe { cuCtxGetCurrent(&mut context) });
+    for mode in MODES {
+        for wait in [false, true] {
+            begin(a, mode);
+            let mut relaxed = RELAXED;
+            // SAFETY: handles, and a local.
+            let answer = unsafe {
+                ok(cuThreadExchangeStreamCaptureMode(&mut relaxed));
+                let answer = match wait {
+                    true => cuCtxSynchronize(),
+                    false => cuCtxRecordEvent(context, event),
+                };
+                ok(cuThreadExchangeStreamCaptureMode(&mut relaxed));
+                answer
+            };
+            status(answer, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+            assert!(end(a).is_err(), "{mode:?}, wait {wait}");
+            rig.one_violation("during a capture");
+        }
+    }
+}
+
+/// A stream that synchronizes with the legacy one: what is done there would be ordered with the capture.
+#[test]
+fn an_event_on_the_legacy_stream_breaks_a_blocking_streams_capture() {
+    let rig = Rig::new(Config::default());
+    let (blocking, beside, other) = (stream_with(0), stream_with(0), stream());
+    let event = recorded(other);
+    begin(blocking, RELAXED);
+    record(event, beside);
+    record(event, other);
+    assert!(end(blocking).is_ok());
+    begin(blocking, RELAXED);
+    // SAFETY: handles.
+    let answer = unsafe { cuEventRecord(event, LEGACY) };
+    status(answer, CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    assert!(end(blocking).is_err());
+    rig.one_violation("on the legacy stream");
+}
+
+#[test]
+fn asking_about_an_event_of_a_capture_breaks_it() {
+    let rig = Rig::new(Config::default());
+    let (a, event) = (stream(), recorded(stream()));
+    begin(a, RELAXED);
+    record(event, a);
+    assert!(end(a).is_ok());
+    begin(a, RELAXED);
+    record(event, a);
+    status(query(event), CUresult::CUDA_ERROR_CAPTURED_EVENT);
+    assert!(end(a).is_err());
+    drop(rig);
 }

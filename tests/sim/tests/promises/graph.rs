@@ -8,14 +8,15 @@ use cudarc::driver::sys::{
 
 const GLOBAL: CUstreamCaptureMode = Mode::CU_STREAM_CAPTURE_MODE_GLOBAL;
 const THREAD_LOCAL: CUstreamCaptureMode = Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-const RELAXED: CUstreamCaptureMode = Mode::CU_STREAM_CAPTURE_MODE_RELAXED;
+pub const RELAXED: CUstreamCaptureMode = Mode::CU_STREAM_CAPTURE_MODE_RELAXED;
+pub const MODES: [CUstreamCaptureMode; 3] = [GLOBAL, THREAD_LOCAL, RELAXED];
 
-fn begin(stream: CUstream, mode: CUstreamCaptureMode) {
+pub fn begin(stream: CUstream, mode: CUstreamCaptureMode) {
     // SAFETY: a handle.
     ok(unsafe { cuStreamBeginCapture_v2(stream, mode) });
 }
 
-fn end(stream: CUstream) -> Result<CUgraph, u32> {
+pub fn end(stream: CUstream) -> Result<CUgraph, u32> {
     let mut graph = null_mut();
     // SAFETY: writes a local.
     match unsafe { cuStreamEndCapture(stream, &mut graph) } {
@@ -259,7 +260,6 @@ fn streams_join_a_capture_by_events() {
         (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE, id)
     );
     ok(fill(address, 7, 512, b));
-    status(query(fork), CUresult::CUDA_ERROR_CAPTURED_EVENT);
     let join = recorded(b);
     wait(a, join);
     let graph = end(a).expect("a whole capture");
