@@ -11,6 +11,7 @@ mod basics;
 mod branches;
 mod checkpoint;
 mod counters;
+mod cross_stream;
 mod faults;
 mod gpu;
 mod idle;

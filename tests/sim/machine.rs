@@ -114,6 +114,18 @@ impl Machine {
         stepped
     }
 
+    /// How much of a stream's work has not been executed.
+    pub fn queued(&self, stream: CUstream) -> usize {
+        let mut session = self.session();
+        let slot = session.test_stream(stream as u64);
+        slot.map_or(0, |slot| session.state.streams.queued(slot))
+    }
+
+    /// Whether all of a stream's work has been executed.
+    pub fn is_done(&self, stream: CUstream) -> bool {
+        self.queued(stream) == 0
+    }
+
     /// Executes everything that is queued.
     pub fn run_all(&self) {
         self.session().finish_all(None);

@@ -258,6 +258,12 @@ impl Streams {
         self.slots[slot as usize].done >= sequence
     }
 
+    /// How much of a stream's work is not done.
+    pub fn queued(&self, slot: u32) -> usize {
+        let stream = &self.slots[slot as usize];
+        (stream.enqueued - stream.done) as usize
+    }
+
     /// Streams that have work, in no order.
     pub fn active(&self) -> &[u32] {
         &self.active
