@@ -104,7 +104,7 @@ impl<G: Gpu> Pool<G> {
         });
         let found = found.min_by_key(|it| {
             let block = &self.blocks[it.block];
-            (block.size, block.address)
+            (block.size, it.epoch, block.address)
         })?;
         let Reusable {
             block,
@@ -116,8 +116,8 @@ impl<G: Gpu> Pool<G> {
             .then(|| self.cut_out(block, start, size))
     }
 
-    /// Where in another stream's free block this stream can have `size` bytes, after the earliest free there
-    /// is.
+    /// Where in another stream's free block this stream can have `size` bytes: at one of its ends, so that
+    /// what is left stays whole, or else between them, after the earliest free that there is.
     fn reusable_part(&self, id: BlockId, size: u64, slot: u16) -> Option<Reusable> {
         let block = self.blocks[id];
         let key = self.slots.get(block.slot).key;
@@ -135,7 +135,7 @@ impl<G: Gpu> Pool<G> {
                     epoch,
                 })
             })
-            .min_by_key(|it| (it.epoch, it.start))
+            .min_by_key(|it| (it.start != first && it.start != last, it.epoch, it.start))
     }
 
     /// Makes a part of a free block one of its own, of the same stream.

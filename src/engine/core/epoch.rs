@@ -24,7 +24,7 @@ const FREES: usize = 4096;
 const FOLLOWED: usize = 1024;
 
 /// For how many frees exact events are recorded after a request of one of several streams was not met.
-const WANTED_FOR: u64 = 8192;
+const WANTED_FOR: u64 = 1 << 16;
 
 /// For how many frees they are recorded before anybody can have wanted any.
 const WANTED_AT_FIRST: u64 = 1024;

@@ -389,7 +389,7 @@ impl<G: Gpu> Pool<G> {
             return;
         }
         let range = (block.address, block.end());
-        let worth = block.size >= SMALL && !self.epochs.by_another;
+        let worth = !self.epochs.by_another;
         if self.epochs.note_free(slot.key, range, worth, &mut self.gpu) {
             slot.freed = before;
         }
