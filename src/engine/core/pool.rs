@@ -15,7 +15,7 @@ use super::journal::Journal;
 use super::rest::Rest;
 use super::stream::{ALL_STREAMS, Slots, StreamKey, UNORDERED};
 use super::table::{Spot, Table};
-use super::{LARGEST_REQUEST, SMALL, block_size};
+use super::{LARGEST_REQUEST, block_size};
 use std::collections::HashMap;
 
 /// How a pool takes memory.
