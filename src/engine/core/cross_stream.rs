@@ -39,11 +39,11 @@ impl<G: Gpu> Pool<G> {
         block
     }
 
-    /// One of several streams wants memory: from now on large frees get events that could be waited for.
+    /// A stream wants memory, and others have some: from now on large frees get events that could be waited for.
     pub(super) fn want_exact(&mut self, slot: u16) {
         if self.policy.waits
-            && self.slots.streams() > 1
             && self.slots.get(slot).group == SHARED
+            && (self.slots.beside(slot).next().is_some() || !self.deferred.is_empty())
             && self.epochs.want_exact(&self.gpu)
         {
             self.groups[SHARED as usize].watched = true;

@@ -12,7 +12,7 @@ use std::collections::HashSet;
 
 /// How often a miss asks for an event that it has just recorded: on an idle device it takes a few
 /// microseconds to pass, which is less than any other way to memory.
-const POLLS: usize = 12;
+const POLLS: usize = 4;
 
 /// A block that was freed while other streams may still use it.
 pub(super) struct Deferred {

@@ -23,7 +23,7 @@ const FREES: usize = 4096;
 /// How many waits put on streams are remembered.
 const FOLLOWED: usize = 1024;
 
-/// For how many frees exact events are recorded after a request of one of several streams was not met.
+/// For how many frees exact events are recorded after memory was wanted while other streams had some.
 const WANTED_FOR: u64 = 1 << 16;
 
 /// For how many frees they are recorded before anybody can have wanted any.
@@ -89,7 +89,7 @@ pub struct Epochs {
     pub unmarked: u64,
     /// Bytes freed before those.
     before: u64,
-    /// Frees of large blocks get an event of their own up to this epoch, as far as there is time for that.
+    /// Frees get an event of their own up to this epoch, as far as there is time for that.
     exact_until: u64,
     budget: EventBudget,
     /// What is freed just now was given back by the program earlier.
@@ -168,7 +168,7 @@ impl Epochs {
         self.unmarked |= if deferred { DEFERRED } else { 0 };
     }
 
-    /// One of several streams wants memory: large frees get events of their own for a while, which it could
+    /// A stream wants memory, and others have some: frees get events of their own for a while, which it could
     /// wait for. False where they take too much time.
     pub fn want_exact(&mut self, gpu: &impl Gpu) -> bool {
         let allowed = self.budget.allows(gpu.now());
@@ -178,7 +178,7 @@ impl Epochs {
         allowed
     }
 
-    /// Whether large frees get events of their own.
+    /// Whether frees get events of their own.
     pub fn is_exact(&self) -> bool {
         self.now < self.exact_until
     }

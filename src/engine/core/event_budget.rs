@@ -1,17 +1,18 @@
 //! How much of the program's time goes into events for single frees.
 //!
-//! An event costs more than twice what a free does. A training job frees a few hundred large blocks a step,
-//! and would not notice; a loop that does little else would.
+//! An event costs several times what a free does. A training job frees a few hundred blocks a step, and would
+//! not notice; a loop that does little else would.
 
-/// How long the time is looked at before it is judged, in nanoseconds.
-const WINDOW: u64 = 5_000_000;
+/// How long the time is looked at before it is judged, in nanoseconds. Little, so that a loop which does
+/// nothing else is found out soon.
+const WINDOW: u64 = 2_000_000;
 
-/// The share of the time that events may take, in thousandths.
-const SHARE: u64 = 20;
+/// The share of a window that events may take, in thousandths. A backward pass frees in bursts.
+const SHARE: u64 = 100;
 
 /// For how many windows there are none where they took more, at first and at most.
-const PAUSE: u64 = 8;
-const LONGEST_PAUSE: u64 = 512;
+const PAUSE: u64 = 32;
+const LONGEST_PAUSE: u64 = 1024;
 
 /// Times in nanoseconds, all on one clock.
 pub struct EventBudget {
@@ -68,13 +69,13 @@ mod tests {
     #[test]
     fn events_pause_for_longer_each_time_that_they_take_too_much() {
         let mut budget = EventBudget::new();
-        budget.spend(WINDOW / 100, WINDOW);
+        budget.spend(WINDOW / 20, WINDOW);
         assert!(budget.allows(WINDOW));
-        budget.spend(WINDOW / 10, 2 * WINDOW);
+        budget.spend(WINDOW / 5, 2 * WINDOW);
         assert!(!budget.allows((2 + PAUSE) * WINDOW - 1));
         let now = (2 + PAUSE) * WINDOW;
         assert!(budget.allows(now));
-        budget.spend(WINDOW / 10, now + WINDOW);
+        budget.spend(WINDOW / 5, now + WINDOW);
         assert!(!budget.allows(now + 2 * PAUSE * WINDOW));
     }
 }

@@ -359,9 +359,10 @@ impl<G: Gpu> Pool<G> {
         let before = std::mem::replace(&mut owner.freed, epoch);
         if group.watched {
             self.note_free(id, before);
+            self.add_hole(id, slot, epoch);
+            return size;
         }
-        let owner = self.slots.get(slot);
-        let (tail, idle) = (&mut self.groups[owner.group as usize].tail, owner.idle);
+        let (tail, idle) = (&mut group.tail, owner.idle);
         let (blocks, slots, counters) = (&mut self.blocks, &mut self.slots, &mut self.counters);
         join_holes(blocks, slots, counters, tail, idle, (id, slot, epoch));
         size
