@@ -7,6 +7,10 @@ case ${1:-} in
     exit
     ;;
 esac
+[ $# -eq 0 ] || {
+    echo "header.sh: '$*' means nothing here; it takes no arguments" >&2
+    exit 2
+}
 cd "$(dirname "$0")/.."
 header=$(cargo build --quiet --lib --message-format=json |
     sed -n 's/.*"reason":"build-script-executed".*"CONCERTINA_GENERATED_HEADER","\([^"]*\)".*/\1/p')

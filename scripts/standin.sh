@@ -12,6 +12,10 @@ case ${1:-} in
     exit
     ;;
 esac
+[ $# -eq 0 ] || {
+    echo "standin.sh: '$*' means nothing here; it takes no arguments" >&2
+    exit 2
+}
 cd "$(dirname "$0")/.."
 
 target=${CARGO_TARGET_DIR:-target}

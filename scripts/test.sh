@@ -8,6 +8,10 @@ case ${1:-} in
     exit
     ;;
 esac
+[ $# -eq 0 ] || {
+    echo "test.sh: '$*' means nothing here; it takes no arguments" >&2
+    exit 2
+}
 cd "$(dirname "$0")/.."
 
 missing=()

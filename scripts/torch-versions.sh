@@ -16,6 +16,12 @@ esac
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 [ $# -gt 0 ] || set -- 2.9.1 2.10.0
+for version in "$@"; do
+    [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || {
+        echo "torch-versions.sh: '$version' is not a version such as 2.10.0" >&2
+        exit 2
+    }
+done
 # What the library says of a release that it does not know every part of: no failure by itself.
 missing="not built as expected"
 status=0

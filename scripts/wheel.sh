@@ -12,6 +12,10 @@ case ${1:-} in
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
     exit
     ;;
+-*)
+    echo "wheel.sh: invalid option '$1'; allowed is one DIRECTORY, --help, or nothing" >&2
+    exit 2
+    ;;
 esac
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}

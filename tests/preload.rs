@@ -500,17 +500,17 @@ fn the_command_runs_a_program() {
         (
             &["--library", "/no/such/file", "true"],
             2,
-            "run: /no/such/file: ",
+            "run: the library /no/such/file: ",
         ),
         (
             &["--library", &no_library, "true"],
             2,
-            &format!("run: {no_library}: "),
+            &format!("run: the library {no_library}: "),
         ),
         (
             &["--library", &other, "true"],
             2,
-            &format!("run: {other}: it is not concertina's library"),
+            &format!("run: the library {other}: it is not concertina's library"),
         ),
         (
             &["--stats", "no/such/directory/stats.json", "true"],

@@ -169,7 +169,8 @@ fn min_limit_is_found_beyond_what_is_reserved_without_one() {
     let bytes = line["min_limit_bytes"].as_u64();
     let bytes = bytes.unwrap_or_else(|| panic!("no limit is found: {line}"));
     assert!(bytes >= line["peak_live_bytes"].as_u64().unwrap());
-    let limit = format!("{bytes}B");
+    // White space does not matter, as in CONCERTINA_CONF.
+    let limit = format!(" {bytes} B");
     let line = &replayed(&["--limit", &limit, "--passes", "1", file])[0];
     assert_eq!(
         (&line["completed"], &line["limit_bytes"]),

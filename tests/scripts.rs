@@ -38,3 +38,35 @@ fn help_is_printed_by_every_script() {
     }
     assert!(asked > 10, "{asked}");
 }
+
+/// An option that there is not is named, before anything is built, fetched or left anywhere.
+#[test]
+fn an_unknown_option_ends_every_shell_script() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts");
+    for entry in fs::read_dir(&directory).expect("a directory") {
+        let script = entry.expect("an entry").path();
+        // What `bench.sh` starts knows its options, and wants the library built.
+        if script.extension().is_none_or(|it| it != "sh") || script.ends_with("bench.sh") {
+            continue;
+        }
+        let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("unknown-option");
+        let _ = fs::remove_dir_all(&scratch);
+        fs::create_dir_all(&scratch).expect("a directory");
+        let output = Command::new("bash")
+            .env("PATH", "/usr/bin:/bin")
+            .env_remove("CONCERTINA_LIBRARY")
+            .current_dir(&scratch)
+            .arg(&script)
+            .arg("--fast")
+            .output()
+            .expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{script:?}: {output:?}");
+        assert!(
+            said.contains("--fast") && said.lines().count() == 1,
+            "{script:?}: {said}"
+        );
+        let left = fs::read_dir(&scratch).expect("a directory").count();
+        assert_eq!(left, 0, "{script:?}");
+    }
+}

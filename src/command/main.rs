@@ -72,6 +72,9 @@ PyTorch gets it as its allocator.
                   a size such as 8GiB, 8.5G (which is GiB) or 300MB (which is 300 times 10^6 bytes)
   --verbose       each process that uses the GPU says in one line that concertina is on, and how
 
+CONCERTINA_CONF=key:value,key:value has further settings, which the README lists; options come before
+it. With CONCERTINA_DISABLE=1, COMMAND runs as without concertina.
+
 Exit status: that of COMMAND; 2 for a mistake in the options, in CONCERTINA_CONF or in the path of the
 statistics, and for a library that is none, with one line and before COMMAND starts; 125 where no
 library is found, 126 if COMMAND can't be run, 127 if there is none.
@@ -85,9 +88,9 @@ Shows what programs have left where CONCERTINA_STATS said, or `concertina run --
   concertina report FILE… [--json]
 
 First what was read, and each file's host, rank, process and command line. Then each device of each
-process: the most memory that was in use at one time and the most that was
-held from the driver, the limit, how often memory ran out, and how many blocks were not freed. Then,
-over all files, the calls of preloaded programs for memory, and the library's own to the driver.
+process: the most memory that was in use at one time and the most that was held from the driver, the
+limit, how often memory ran out, and how many blocks were not freed. Then, over all files, the calls of
+preloaded programs for memory, and the library's own to the driver.
 `--json` has it all in one JSON object instead.
 Exit status 1: a file could not be read, or holds no statistics.
 ";
@@ -283,7 +286,11 @@ fn limit(arguments: &mut lexopt::Parser, command: &str) -> Result<u64, String> {
     const MOST: u64 = 1 << 46;
     let allowed = format!("allowed is 1 to {} MiB, or {SIZES}", MOST >> 20);
     let value = value(arguments, command, "--limit", &allowed)?;
-    let bytes = value.to_str().and_then(|value| size(value, MIB));
+    // As in CONCERTINA_CONF, white space does not matter.
+    let bytes = value.to_str().and_then(|value| {
+        let text = value.replace(char::is_whitespace, "");
+        size(&text, MIB)
+    });
     bytes
         .map(|bytes| bytes as u64)
         .filter(|bytes| *bytes <= MOST)

@@ -44,7 +44,8 @@ pub fn run(options: &Options) -> (String, ExitCode) {
     let settings = settings(options);
     let disabled = env::var_os(DISABLE);
     let mistake = wrong_settings(settings.as_deref()).or_else(|| wrong_stats(stats));
-    if let Some(why) = mistake.or_else(|| wrong_library(&library)) {
+    let no_library = || Some(format!("the library {}", wrong_library(&library)?));
+    if let Some(why) = mistake.or_else(no_library) {
         return (format!("run: {why}"), ExitCode::from(MISTAKE));
     }
     let mut command = Command::new(&options.command[0]);
@@ -162,9 +163,12 @@ fn library(named: Option<&Path>) -> Result<PathBuf, (String, u8)> {
         variable.map(PathBuf::from)
     });
     let found = match named {
-        Some(named) => named
-            .canonicalize()
-            .map_err(|error| (format!("run: {}: {error}", named.display()), MISTAKE))?,
+        Some(named) => named.canonicalize().map_err(|error| {
+            (
+                format!("run: the library {}: {error}", named.display()),
+                MISTAKE,
+            )
+        })?,
         None => beside_command().ok_or_else(|| {
             let why = format!("run: no {LIBRARY} beside this command; --library FILE names one");
             (why, 125)
@@ -177,7 +181,7 @@ fn library(named: Option<&Path>) -> Result<PathBuf, (String, u8)> {
         .any(|byte| b": ".contains(byte))
     {
         let why = format!(
-            "run: {}: the dynamic linker takes no path with a space or a colon in it",
+            "run: the library {}: the dynamic linker takes no path with a space or a colon in it; --library names a copy elsewhere",
             found.display()
         );
         return Err((why, MISTAKE));
