@@ -77,7 +77,11 @@ def markdown(rows):
         ["---"] + ["---:"] * 7,
     ]
     for row in rows:
-        lines.append([f"`{row[0]}`", row[1], f"**{row[2]}**", *row[3:5], f"**{row[5]}**", *row[6:]])
+        cells = [f"`{row[0]}`", *row[1:]]
+        for first in (2, 5):
+            if float(row[first]) <= min(map(float, row[first + 1 : first + 3])):
+                cells[first] = f"**{row[first]}**"
+        lines.append(cells)
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

@@ -365,7 +365,9 @@ def markdown(summary):
     lines.append(["---"] + ["---:"] * len(NAMES))
     for what, digits, values in rows(figures):
         cells = [shown(value, digits) for value in values]
-        cells[0] = f"**{cells[0]}**"
+        # Less is better in every row.
+        if values[0] is not None and values[0] <= min(it for it in values if it is not None):
+            cells[0] = f"**{cells[0]}**"
         lines.append([what, *cells])
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     notes = text(figures).splitlines()
