@@ -61,8 +61,9 @@ step quickstart scripts/quickstart.sh --sim
 step PyTorch python3 tests/torch/run.py
 step "PyTorch, preloaded" python3 tests/torch/run.py --attach run
 step wheel python3 tests/wheel.py
-step "README's traces" scripts/traces.py --check
-step "README's measurements" python3 tests/bench/bench.py --check
+step "documented traces" scripts/traces.py --check
+step "documented measurements" python3 tests/bench/bench.py --check
+step pictures scripts/pictures.py --check
 
 if [ ${#failed[@]} -gt 0 ]; then
     printf -v list ', %s' "${failed[@]}"

@@ -2,7 +2,7 @@
 """This library beside PyTorch's own allocator on the recorded traces.
 
     scripts/traces.py            prints the table
-    scripts/traces.py --readme   puts it into the README, and a longer one into that of tests/traces
+    scripts/traces.py --readme   puts it into docs/benchmarks.md, and a longer one into tests/traces/README.md
     scripts/traces.py --check    fails when theirs are others
 
 Replays tests/traces on the simulated GPU, where the same source gives the same figures on every
@@ -77,7 +77,11 @@ def markdown(rows):
         ["---"] + ["---:"] * 7,
     ]
     for row in rows:
-        lines.append([f"`{row[0]}`", row[1], f"**{row[2]}**", *row[3:5], f"**{row[5]}**", *row[6:]])
+        cells = [f"`{row[0]}`", *row[1:]]
+        for first in (2, 5):
+            if float(row[first]) <= min(map(float, row[first + 1 : first + 3])):
+                cells[first] = f"**{row[first]}**"
+        lines.append(cells)
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -140,10 +144,10 @@ def main():
     if not (arguments.readme or arguments.check):
         print(text(rows), end="")
         return
-    keep(ROOT / "README.md", f"\n{markdown(rows)}", arguments.check)
+    keep(ROOT / "docs" / "benchmarks.md", f"\n{markdown(rows)}", arguments.check)
     keep(TRACES / "README.md", f"\n{longer(arguments.command, once)}", arguments.check)
     if arguments.check:
-        print("traces.py: both READMEs show what the replay gives")
+        print("traces.py: docs/benchmarks.md and tests/traces/README.md show what the replay gives")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-//! Settings: from the environment's text to their effect, and as the README shows them.
+//! Settings: from the environment's text to their effect, and as the documentation shows them.
 
 use concertina_engine::runtime::dump;
 use concertina_engine::runtime::settings::{
@@ -447,16 +447,16 @@ fn paths_are_expanded() {
 }
 
 #[test]
-fn the_readme_shows_the_table() {
-    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
-    let readme = std::fs::read_to_string(readme).expect("README.md");
-    let mut parts = readme.split("<!-- settings -->");
+fn table_of_settings_is_that_of_the_documentation() {
+    let text = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/settings.md");
+    let text = std::fs::read_to_string(text).expect("docs/settings.md");
+    let mut parts = text.split("<!-- settings -->");
     let shown = parts
         .nth(1)
         .expect("a table between two <!-- settings --> markers");
     assert!(
         shown.trim() == markdown().trim(),
-        "the README's table of settings is stale; it should be:\n\n{}",
+        "the table of docs/settings.md is stale; it should be:\n\n{}",
         markdown()
     );
 }

@@ -359,13 +359,15 @@ def text(figures):
 
 
 def markdown(summary):
-    """The README's table."""
+    """The table of docs/benchmarks.md."""
     figures, about = Figures(summary), summary["machine"]
     lines = [["", *(f"**{name}**" if name == OURS else name for name in NAMES.values())]]
     lines.append(["---"] + ["---:"] * len(NAMES))
     for what, digits, values in rows(figures):
         cells = [shown(value, digits) for value in values]
-        cells[0] = f"**{cells[0]}**"
+        # Less is better in every row.
+        if values[0] is not None and values[0] <= min(it for it in values if it is not None):
+            cells[0] = f"**{cells[0]}**"
         lines.append([what, *cells])
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     notes = text(figures).splitlines()
@@ -375,10 +377,10 @@ def markdown(summary):
     return f"\n{table}\n{''.join(notes)}\nMeasured on one {where}, {measured}.\n"
 
 
-def readme(check):
-    """Puts the kept results into the README, or compares the two."""
+def document(check):
+    """Puts the kept results into docs/benchmarks.md, or compares the two."""
     summary = json.loads(RESULTS.read_text())
-    path = ROOT / "README.md"
+    path = ROOT / "docs" / "benchmarks.md"
     parts = path.read_text().split(MARKER)
     if len(parts) != 3:
         sys.exit(f"bench.py: {path} has no place for the table between two {MARKER}")
@@ -386,9 +388,11 @@ def readme(check):
     if not check:
         path.write_text(MARKER.join([parts[0], fresh, parts[2]]))
     elif parts[1] != fresh:
-        sys.exit(f"bench.py: the README's table is not what {RESULTS} says; --readme puts it there")
+        sys.exit(
+            f"bench.py: the table in {path} is not what {RESULTS} says; `bench.py --keep {RESULTS}` puts it there"
+        )
     else:
-        print(f"bench.py: the README shows what {RESULTS.relative_to(ROOT)} says")
+        print(f"bench.py: {path.relative_to(ROOT)} shows what {RESULTS.relative_to(ROOT)} says")
 
 
 def main():
@@ -410,10 +414,12 @@ def main():
     )
     parser.add_argument("--traces", nargs="+", default=list(map(str, TRACES)), metavar="FILE")
     parser.add_argument(
-        "--keep", metavar="FILE", help="measure nothing: keep FILE, which --json wrote, in the README"
+        "--keep",
+        metavar="FILE",
+        help="measure nothing: keep FILE, which --json wrote, in docs/benchmarks.md",
     )
     parser.add_argument(
-        "--check", action="store_true", help="measure nothing: compare the README with what was kept"
+        "--check", action="store_true", help="measure nothing: compare docs/benchmarks.md with what was kept"
     )
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 3)
@@ -421,7 +427,7 @@ def main():
         kept = json.loads(pathlib.Path(options.keep).read_text())
         RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
     if options.keep or options.check:
-        readme(options.check)
+        document(options.check)
         return
     library = pathlib.Path(os.environ["CONCERTINA_LIBRARY"]).resolve()
     options.command = str(library.parent / "concertina")

@@ -1,6 +1,6 @@
 //! What a person can set, and what it is when they set nothing.
 //!
-//! `TABLE` is the one list: the parser, the complaints and the README's table are all made from
+//! `TABLE` is the one list: the parser, the complaints and the table of docs/settings.md are made from
 //! it. A setting is looked for, key by key, in [`VARIABLES`]; the first variable that names the key
 //! decides, even when what it says is a mistake. What a mistake costs is said by its [`Severity`]:
 //! whoever can still keep the program from starting does so, rather than run it without its limit.
@@ -700,7 +700,7 @@ fn keys() -> String {
         .join(", ")
 }
 
-/// The settings as the README shows them: a Markdown table, then the keys that have no effect.
+/// The settings as docs/settings.md shows them: a Markdown table, then the keys that have no effect.
 pub fn markdown() -> String {
     let mut text =
         String::from("| key | default | values | meaning |\n| --- | --- | --- | --- |\n");

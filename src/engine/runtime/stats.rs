@@ -1,7 +1,7 @@
 //! The statistics as JSON, and their schema.
 //!
 //! The pool's counters are the only source. `OWN` is the one list of the figures that PyTorch
-//! does not have: the JSON and the README's table are both made from it.
+//! does not have: the JSON and the table of docs/statistics.md are both made from it.
 
 use super::calls;
 use super::device::{Device, Figures};
@@ -55,7 +55,7 @@ own! {
             let reserved = all.reserved_bytes.current.max(1) as f64;
             json!(all.inactive_split_bytes.current as f64 / reserved)
         };
-    "largest_free_bytes", "the largest free contiguous range",
+    "largest_free_bytes", "the largest free block",
         |f| json!(f.largest_free);
     "live_blocks", "blocks that the program has not given back",
         |f| json!(f.of_program().all.allocation.current);
@@ -68,11 +68,11 @@ own! {
         |f| json!(f.counters.hits);
     "growths", "requests for which new memory was taken from the driver",
         |f| json!(f.counters.growths);
-    "stitches", "chunks mapped a second time to make free memory contiguous",
+    "stitches", "chunks remapped to make free memory contiguous",
         |f| json!(f.counters.stitches);
     "stitched_bytes", "bytes of those chunks",
         |f| json!(f.counters.stitched_bytes);
-    "stale_mappings", "old mappings of moved chunks that are still up",
+    "stale_mappings", "old mappings of remapped chunks that are not unmapped yet",
         |f| json!(f.counters.stale);
     "stale_bytes", "bytes behind those mappings; they are held once, not twice",
         |f| json!(f.counters.stale_bytes);
@@ -239,7 +239,7 @@ pub fn by_name(usage: &Usage) -> [(&'static str, &Flow); 9] {
     ]
 }
 
-/// Our own fields of a device as the README shows them: a Markdown table.
+/// Our own fields of a device as docs/statistics.md shows them: a Markdown table.
 pub fn markdown() -> String {
     let mut text = String::from("| field | meaning |\n| --- | --- |\n");
     for own in OWN {
