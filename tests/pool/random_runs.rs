@@ -147,6 +147,10 @@ mod sim_only {
             share: !random.once_in(4),
             cuda: random.once_in(3),
             destroy: false,
+            unknown: false,
+            defaults: false,
+            foreign: false,
+            elsewhere: false,
             pools: random.once_in(4),
             empty: !random.once_in(3),
             tend: random.once_in(2),
@@ -157,6 +161,8 @@ mod sim_only {
         let config = Config {
             memory: GIB,
             granularity,
+            devices: if plan.foreign { 2 } else { 1 },
+            peers: plan.foreign,
             ..Config::default()
         };
         let Some(bench) = Bench::simulated(name, config, settings) else {
@@ -206,6 +212,23 @@ mod sim_only {
             run("nor_when_streams_come_and_go", seed, |plan, _| {
                 plan.destroy = true;
                 plan.streams = plan.streams.max(2);
+            });
+        }
+    }
+
+    #[test]
+    fn nor_with_streams_that_the_pool_does_not_know() {
+        for seed in seeds(500) {
+            let name = "nor_with_streams_that_the_pool_does_not_know";
+            run(name, seed, |plan, settings| {
+                plan.unknown = true;
+                plan.destroy = seed % 2 == 0;
+                plan.defaults = seed % 3 == 0;
+                plan.foreign = seed % 5 < 2;
+                plan.elsewhere = seed % 7 < 3;
+                plan.cuda |= plan.elsewhere;
+                plan.streams = plan.streams.max(2);
+                settings.stream_waits = seed % 8 != 7;
             });
         }
     }

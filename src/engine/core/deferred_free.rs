@@ -321,10 +321,18 @@ impl<G: Gpu> Pool<G> {
         if !self.gpu.synchronize() {
             return false;
         }
-        self.epochs.settle(&mut self.gpu);
+        self.note_settled();
         self.let_go();
         self.watch_settled();
         true
+    }
+
+    /// The device has been waited for.
+    pub(super) fn note_settled(&mut self) {
+        let deferred = self.deferred.iter().map(|it| &it.uses);
+        let uses: Vec<&Vec<StreamKey>> = self.uses.values().chain(deferred).collect();
+        let recorded = |key: &StreamKey| uses.iter().any(|it| it.contains(key));
+        self.epochs.settle(&mut self.gpu, recorded);
     }
 
     /// The slots of all groups that may have holes which are not idle.

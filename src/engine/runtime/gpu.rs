@@ -1004,11 +1004,15 @@ impl Gpu for DriverGpu {
             let waited = synchronize(&self.functions, context, &self.waits);
             waited.unwrap_or_else(|| synchronize_in_capture(&self.functions, context, false))
         });
-        let foreign: HashSet<usize> = self.foreign.drain().map(|(_, context)| context).collect();
+        let foreign: HashSet<usize> = self.foreign.values().copied().collect();
         for context in foreign {
             synchronize_in_capture(&self.functions, context, false);
         }
         waited == 0
+    }
+
+    fn retain_foreign(&mut self, streams: &HashSet<StreamKey>) {
+        self.foreign.retain(|stream, _| streams.contains(stream));
     }
 }
 
