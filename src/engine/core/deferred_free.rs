@@ -45,6 +45,11 @@ impl<G: Gpu> Pool<G> {
         self.epochs.note_foreign(stream);
     }
 
+    /// Whether the stream is another device's.
+    pub fn is_foreign(&self, stream: StreamKey) -> bool {
+        self.epochs.is_foreign(stream)
+    }
+
     /// Takes back a block in the order of another stream than its own, which was recorded on it.
     pub fn free_by_another(&mut self, address: u64) -> Result<(), Unknown> {
         self.epochs.by_another = true;

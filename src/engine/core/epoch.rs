@@ -214,6 +214,11 @@ impl Epochs {
         self.foreign.insert(key);
     }
 
+    /// Whether the stream is another device's.
+    pub fn is_foreign(&self, key: StreamKey) -> bool {
+        self.foreign.contains(&key)
+    }
+
     /// Notes a free that took place just now, and where: with an event of the stream's own if there can be
     /// one. False where there is no room for it.
     pub fn note_free(

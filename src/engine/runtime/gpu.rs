@@ -445,6 +445,13 @@ pub fn synchronize(functions: &Functions, context: usize, events: &Mutex<Events>
     Some(status)
 }
 
+/// Waits for a stream that exists, in the thread's own context where it is a default stream.
+pub fn synchronize_stream(functions: &Functions, handle: u64) {
+    let _inside = inside::enter();
+    // SAFETY: the program is using the stream just now. Where it has failed there is nothing to wait for.
+    unsafe { (functions.cuStreamSynchronize)(handle as CUstream) };
+}
+
 /// A number for this thread that no other thread ever had.
 pub fn thread_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
