@@ -147,4 +147,61 @@ mod sim_only {
         gpu.settle();
         bench.finish();
     }
+
+    /// Chunks of a stream's free memory are mapped elsewhere for a request of its own, which leaves a part of
+    /// them over: another stream that gets that part waits for what used the chunks before.
+    #[test]
+    fn cross_stream_reuse_of_moved_memory_waits_for_what_used_it_before_it_moved() {
+        let settings = Settings {
+            chunk_size: (32 * MIB) as usize,
+            ..Settings::default()
+        };
+        let bench = Bench::simulated("cross_stream", Config::default(), settings)
+            .expect("the simulated GPU");
+        let (gpu, a, c) = (&bench.gpu, bench.gpu.stream(), bench.gpu.stream());
+        let blocks: Vec<u64> = (0..4).map(|_| bench.allocate(32 * MIB, a)).collect();
+        gpu.late();
+        for block in [blocks[0], blocks[2]] {
+            gpu.fill(block, 32 * MIB, 1, a);
+            bench.free(block);
+        }
+        let large = bench.allocate(33 * MIB, a);
+        assert!(bench.device().figures().counters.stitches > 0);
+        let block = bench.allocate(16 * MIB, c);
+        gpu.fill(block, 16 * MIB, 2, c);
+        run(&bench, &[c]);
+        gpu.settle();
+        assert_eq!(bench.machine().violations(), Vec::<String>::new());
+        gpu.expect(block, 16 * MIB, 2, c);
+        for block in [blocks[1], blocks[3], large, block] {
+            bench.free(block);
+        }
+        gpu.settle();
+        bench.finish();
+    }
+
+    /// A stream of another device stays recorded on a block when the device is waited for.
+    #[test]
+    fn cross_stream_reuse_waits_for_a_stream_of_another_device_that_was_recorded_before_a_wait() {
+        let name = "cross_stream";
+        let bench = Bench::with_devices(name, 2, Settings::default()).expect("the simulated GPU");
+        let (gpu, a, c) = (&bench.gpu, bench.gpu.stream(), bench.gpu.stream());
+        let other = gpu.stream_on(1);
+        let first = bench.allocate(SIZE, a);
+        bench.device().record_use(first, other).expect("a block");
+        let freed = bench.allocate(2 * MIB, a);
+        bench.free(freed);
+        bench.device().empty_cache();
+        gpu.late();
+        gpu.fill(first, SIZE, 1, other);
+        bench.free(first);
+        let second = bench.allocate(SIZE, c);
+        gpu.fill(second, SIZE, 2, c);
+        run(&bench, &[a, c]);
+        gpu.settle();
+        assert_eq!(bench.machine().violations(), Vec::<String>::new());
+        bench.free(second);
+        gpu.settle();
+        bench.finish();
+    }
 }

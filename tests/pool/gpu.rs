@@ -367,16 +367,25 @@ impl Gpu {
     pub fn order(&self, earlier: u64, later: u64) -> bool {
         let f = &self.functions;
         let mut event: CUevent = null_mut();
-        // SAFETY: an event of this function's own, streams that live. An event may be destroyed
-        // while others still wait for it.
+        // SAFETY: an event of this function's own, in the context of the stream that it is recorded on, and
+        // streams that live. An event may be destroyed while others still wait for it.
         unsafe {
-            if (f.cuEventCreate)(&mut event, CUevent_flags::CU_EVENT_DISABLE_TIMING as u32) != 0 {
-                return false;
-            }
-            let status = match (f.cuEventRecord)(event, earlier as CUstream) {
-                0 => (f.cuStreamWaitEvent)(later as CUstream, event, 0),
+            let mut context = null_mut();
+            ok((f.cuStreamGetCtx)(earlier as CUstream, &mut context));
+            ok((f.cuCtxPushCurrent_v2)(context));
+            let created =
+                (f.cuEventCreate)(&mut event, CUevent_flags::CU_EVENT_DISABLE_TIMING as u32);
+            let mut status = match created {
+                0 => (f.cuEventRecord)(event, earlier as CUstream),
                 status => status,
             };
+            self.pop();
+            if created != 0 {
+                return false;
+            }
+            if status == 0 {
+                status = (f.cuStreamWaitEvent)(later as CUstream, event, 0);
+            }
             ok((f.cuEventDestroy_v2)(event));
             status == 0
         }

@@ -28,3 +28,4 @@ mod runner;
 mod shelves;
 mod streams;
 mod supplied;
+mod unseen;

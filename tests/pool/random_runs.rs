@@ -121,6 +121,7 @@ mod sim_only {
     use crate::gpu::{Bench, GIB, KIB, MIB};
     use crate::random::Random;
     use crate::runner::{Plan, Runner, Seed};
+    use concertina_engine::driver::sys::CUresult;
     use concertina_engine::runtime::settings::Settings;
     use concertina_sim::{Config, Pace};
 
@@ -147,6 +148,10 @@ mod sim_only {
             share: !random.once_in(4),
             cuda: random.once_in(3),
             destroy: false,
+            unknown: false,
+            defaults: false,
+            foreign: false,
+            elsewhere: false,
             pools: random.once_in(4),
             empty: !random.once_in(3),
             tend: random.once_in(2),
@@ -157,6 +162,8 @@ mod sim_only {
         let config = Config {
             memory: GIB,
             granularity,
+            devices: if plan.foreign { 2 } else { 1 },
+            peers: plan.foreign,
             ..Config::default()
         };
         let Some(bench) = Bench::simulated(name, config, settings) else {
@@ -207,6 +214,94 @@ mod sim_only {
                 plan.destroy = true;
                 plan.streams = plan.streams.max(2);
             });
+        }
+    }
+
+    #[test]
+    fn nor_with_streams_that_the_pool_does_not_know() {
+        for seed in seeds(500) {
+            let name = "nor_with_streams_that_the_pool_does_not_know";
+            run(name, seed, |plan, settings| {
+                plan.unknown = true;
+                plan.destroy = seed % 2 == 0;
+                plan.defaults = seed % 3 == 0;
+                plan.foreign = seed % 5 < 2;
+                plan.elsewhere = seed % 7 < 3;
+                plan.cuda |= plan.elsewhere;
+                plan.streams = plan.streams.max(2);
+                settings.stream_waits = seed % 8 != 7;
+            });
+        }
+    }
+
+    /// Calls that tell how far streams have got, or change what is mapped, fail at random.
+    #[test]
+    fn nor_with_streams_while_calls_fail() {
+        const FUNCTIONS: [&str; 10] = [
+            "cuEventRecord",
+            "cuEventQuery",
+            "cuStreamWaitEvent",
+            "cuStreamQuery",
+            "cuCtxRecordEvent",
+            "cuEventCreate",
+            "cuMemUnmap",
+            "cuMemMap",
+            "cuMemSetAccess",
+            "cuMemCreate",
+        ];
+        for seed in seeds(300) {
+            let _seed = Seed(seed);
+            let mut random = Random::new(seed);
+            let plan = Plan {
+                streams: random.between(2, 7),
+                largest: [MIB, 30 * MIB, 300 * MIB][random.below(3) as usize],
+                live: random.between(20, 900) * MIB,
+                unknown: random.once_in(2),
+                defaults: random.once_in(2),
+                destroy: random.once_in(2),
+                foreign: random.once_in(2),
+                pools: random.once_in(4),
+                tend: random.once_in(2),
+                ..Plan::default()
+            };
+            let config = Config {
+                memory: GIB,
+                devices: 2,
+                peers: true,
+                ..Config::default()
+            };
+            let settings = Settings {
+                chunk_size: [0, 2 * MIB, 32 * MIB][random.below(3) as usize] as usize,
+                ..Settings::default()
+            };
+            let name = "nor_with_streams_while_calls_fail";
+            let Some(bench) = Bench::simulated(name, config, settings) else {
+                return;
+            };
+            let machine = bench.machine();
+            machine.set_pace(match random.below(3) {
+                0 => Pace::Held,
+                _ => Pace::Random(seed),
+            });
+            for _ in 0..random.between(1, 40) {
+                let function = FUNCTIONS[random.below(FUNCTIONS.len() as u64) as usize];
+                let status = [
+                    CUresult::CUDA_ERROR_UNKNOWN,
+                    CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                ];
+                machine.fail(
+                    function,
+                    random.between(1, 300),
+                    status[random.below(2) as usize],
+                );
+            }
+            let mut runner = Runner::new(&bench.gpu, bench.device(), plan, seed);
+            runner.run(250);
+            assert_eq!(machine.violations(), Vec::<String>::new());
+            assert_eq!(bench.device().check(), Ok(()));
+            machine.clear_failures();
+            runner.end();
+            bench.finish();
         }
     }
 

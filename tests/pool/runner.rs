@@ -24,6 +24,14 @@ pub struct Plan {
     pub cuda: bool,
     /// Streams end, and others take up their handles.
     pub destroy: bool,
+    /// Of some streams nobody tells the pool that they exist.
+    pub unknown: bool,
+    /// The default streams are among them.
+    pub defaults: bool,
+    /// Streams of another device, which there is, use blocks too.
+    pub foreign: bool,
+    /// Blocks of CUDA's functions are given back in the order of other streams than their own, or late.
+    pub elsewhere: bool,
     /// `empty_cache` now and then.
     pub empty: bool,
     /// Idle memory is looked after now and then.
@@ -46,6 +54,10 @@ impl Default for Plan {
             share: true,
             cuda: false,
             destroy: false,
+            unknown: false,
+            defaults: false,
+            foreign: false,
+            elsewhere: false,
             pools: false,
             empty: true,
             tend: false,
@@ -77,6 +89,19 @@ pub struct Block {
     origin: Origin,
 }
 
+/// The default streams.
+const LEGACY: u64 = 1;
+const PER_THREAD: u64 = 2;
+
+/// A stream of the device, of which the pool may know.
+fn new_stream(gpu: &Gpu, device: &Device, plan: Plan, random: &mut Random) -> u64 {
+    let stream = gpu.stream_on(device.ordinal() as usize);
+    if plan.unknown && random.once_in(2) {
+        device.remove_stream(stream);
+    }
+    stream
+}
+
 /// In place of a stream that is no more.
 const ENDED: u64 = 0;
 
@@ -95,6 +120,8 @@ pub struct Runner<'a> {
     pub plan: Plan,
     pub accounts: Accounts,
     streams: Vec<u64>,
+    /// Streams of another device.
+    foreign: Vec<u64>,
     blocks: Vec<Block>,
     by_address: BTreeMap<u64, u64>,
     live: u64,
@@ -110,13 +137,21 @@ pub struct Runner<'a> {
 
 impl<'a> Runner<'a> {
     pub fn new(gpu: &'a Gpu, device: &'a Device, plan: Plan, seed: u64) -> Self {
-        let streams = (0..plan.streams)
-            .map(|_| gpu.stream_on(device.ordinal() as usize))
+        let mut random = Random::new(seed);
+        let mut streams: Vec<u64> = (0..plan.streams)
+            .map(|_| new_stream(gpu, device, plan, &mut random))
+            .collect();
+        if plan.defaults {
+            streams.extend([LEGACY, PER_THREAD]);
+        }
+        let foreign = (0..if plan.foreign { 2 } else { 0 })
+            .map(|_| gpu.stream_on(device.ordinal() as usize + 1))
             .collect();
         Runner {
             gpu,
             device,
-            random: Random::new(seed),
+            random,
+            foreign,
             plan,
             accounts: Accounts::default(),
             streams,
@@ -286,9 +321,12 @@ impl<'a> Runner<'a> {
 
     /// Work on another stream, which the pool is told of, or else the block's own stream.
     fn use_elsewhere(&mut self) {
-        let (Some(at), other) = (self.any_block(), self.stream()) else {
+        let (Some(at), mut other) = (self.any_block(), self.stream()) else {
             return;
         };
+        if !self.foreign.is_empty() && !self.blocks[at].unordered && self.random.once_in(3) {
+            other = self.foreign[self.random.below(self.foreign.len() as u64) as usize];
+        }
         if other == self.blocks[at].home || !self.reach(at, other) {
             return;
         }
@@ -355,6 +393,15 @@ impl<'a> Runner<'a> {
         }
         let block = self.blocks.swap_remove(at);
         self.forget(&block);
+        if self.plan.elsewhere
+            && !block.unordered
+            && block.origin == Origin::Cuda
+            && !self.foreign.contains(&block.last)
+            && self.random.once_in(2)
+        {
+            self.free_elsewhere(&block);
+            return;
+        }
         let account = self.accounts.of(block.origin);
         account.freed(block.requested, block.recorded);
         self.gpu.disown(block.address, block.size);
@@ -374,6 +421,22 @@ impl<'a> Runner<'a> {
             block.handle
         };
         assert_eq!(self.device.free(block.address, home), Ok(()));
+    }
+
+    /// Gives a block back in the order of its latest work, or while any may be under way.
+    fn free_elsewhere(&mut self, block: &Block) {
+        let late = self.random.once_in(2);
+        let shared = block.recorded || late || block.last != block.home;
+        self.accounts
+            .of(block.origin)
+            .freed(block.requested, shared);
+        self.gpu.disown(block.address, block.size);
+        let key = self.device.key(block.last);
+        let freed = match late {
+            true => self.device.free_later(block.address),
+            false => self.device.free_on(block.address, key),
+        };
+        assert_eq!(freed, Ok(()));
     }
 
     fn forget(&mut self, block: &Block) {
@@ -411,6 +474,9 @@ impl<'a> Runner<'a> {
     fn replace_stream(&mut self) {
         let at = self.random.below(self.streams.len() as u64) as usize;
         let old = self.streams[at];
+        if old <= PER_THREAD {
+            return;
+        }
         let heir = self.streams[(at + 1) % self.streams.len()];
         if heir == old || !self.gpu.order(old, heir) {
             return;
@@ -425,7 +491,7 @@ impl<'a> Runner<'a> {
             }
         }
         self.gpu.destroy(old);
-        self.streams[at] = self.gpu.stream_on(self.device.ordinal() as usize);
+        self.streams[at] = new_stream(self.gpu, self.device, self.plan, &mut self.random);
     }
 
     /// Opens or ends a route to a private pool, or releases one.

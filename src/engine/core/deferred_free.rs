@@ -45,6 +45,11 @@ impl<G: Gpu> Pool<G> {
         self.epochs.note_foreign(stream);
     }
 
+    /// Whether the stream is another device's.
+    pub fn is_foreign(&self, stream: StreamKey) -> bool {
+        self.epochs.is_foreign(stream)
+    }
+
     /// Takes back a block in the order of another stream than its own, which was recorded on it.
     pub fn free_by_another(&mut self, address: u64) -> Result<(), Unknown> {
         self.epochs.by_another = true;
@@ -321,10 +326,18 @@ impl<G: Gpu> Pool<G> {
         if !self.gpu.synchronize() {
             return false;
         }
-        self.epochs.settle(&mut self.gpu);
+        self.note_settled();
         self.let_go();
         self.watch_settled();
         true
+    }
+
+    /// The device has been waited for.
+    pub(super) fn note_settled(&mut self) {
+        let deferred = self.deferred.iter().map(|it| &it.uses);
+        let uses: Vec<&Vec<StreamKey>> = self.uses.values().chain(deferred).collect();
+        let recorded = |key: &StreamKey| uses.iter().any(|it| it.contains(key));
+        self.epochs.settle(&mut self.gpu, recorded);
     }
 
     /// The slots of all groups that may have holes which are not idle.

@@ -214,6 +214,11 @@ impl Epochs {
         self.foreign.insert(key);
     }
 
+    /// Whether the stream is another device's.
+    pub fn is_foreign(&self, key: StreamKey) -> bool {
+        self.foreign.contains(&key)
+    }
+
     /// Notes a free that took place just now, and where: with an event of the stream's own if there can be
     /// one. False where there is no room for it.
     pub fn note_free(
@@ -417,7 +422,8 @@ impl Epochs {
     }
 
     /// All work on the device is known to be done, and that of other devices' streams that use its memory.
-    pub fn settle(&mut self, gpu: &mut impl Gpu) {
+    /// Those that are `recorded` on blocks in use go on using them.
+    pub fn settle(&mut self, gpu: &mut impl Gpu, recorded: impl Fn(&StreamKey) -> bool) {
         self.count_anew();
         for (_, progress) in self.streams.drain() {
             progress
@@ -436,8 +442,13 @@ impl Epochs {
             ..Progress::default()
         };
         self.streams.insert(ALL_STREAMS, all);
-        // They were waited for as well, and are named again with their next use.
-        self.foreign.clear();
+        // They were waited for as well; the others are named again with their next use.
+        self.foreign.retain(recorded);
+        gpu.retain_foreign(&self.foreign);
+        for key in &self.foreign {
+            let progress = self.streams.entry(*key).or_default();
+            (progress.completed, progress.covered) = (done, done);
+        }
     }
 
     /// Forgets streams of which nothing is under way, once there are many.
@@ -447,6 +458,7 @@ impl Epochs {
             let device = self.completed(ALL_STREAMS);
             self.streams.retain(|key, it| {
                 *key == ALL_STREAMS
+                    || self.foreign.contains(key)
                     || !it.marks.is_empty()
                     || it.completed > device
                     || it.wanted > device

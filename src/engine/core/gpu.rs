@@ -1,6 +1,7 @@
 //! What the pool asks of a GPU. The runtime implements it over a driver table; tests over a toy.
 
 use super::stream::StreamKey;
+use std::collections::HashSet;
 
 /// A chunk of physical memory, as the driver names it.
 pub type Handle = u64;
@@ -83,6 +84,9 @@ pub trait Gpu {
     fn forget(&mut self, event: Event);
     /// Whether waiting is possible now: not in a capture.
     fn may_wait(&self) -> bool;
-    /// Waits until the device is idle. False where waiting is not possible (a capture is on).
+    /// Waits until the device is idle, and other devices whose streams use its memory. False where waiting is
+    /// not possible (a capture is on).
     fn synchronize(&mut self) -> bool;
+    /// Of the streams of other devices no others than these use the device's memory.
+    fn retain_foreign(&mut self, streams: &HashSet<StreamKey>);
 }

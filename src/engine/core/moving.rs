@@ -137,7 +137,12 @@ impl<G: Gpu> Pool<G> {
         let idle = group.idle;
         self.cut(hole, chunk.home, chunk.size);
         let (owner, epoch) = match owner == idle || owner == slot {
-            true => (owner, until),
+            true => {
+                // The places of frees are not moved along.
+                let freed = &mut self.slots.get_mut(owner).freed;
+                *freed = until.max(*freed);
+                (owner, until)
+            }
             // What was another stream's is this one's now.
             false => (slot, self.take_over(slot)),
         };

@@ -505,7 +505,7 @@ impl<G: Gpu> Pool<G> {
         if self.due.ripe.is_empty() || !self.gpu.synchronize() {
             return;
         }
-        self.epochs.settle(&mut self.gpu);
+        self.note_settled();
         self.trim_ripe(self.due.ripe.len());
     }
 

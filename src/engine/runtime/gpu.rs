@@ -445,6 +445,13 @@ pub fn synchronize(functions: &Functions, context: usize, events: &Mutex<Events>
     Some(status)
 }
 
+/// Waits for a stream that exists, in the thread's own context where it is a default stream.
+pub fn synchronize_stream(functions: &Functions, handle: u64) {
+    let _inside = inside::enter();
+    // SAFETY: the program is using the stream just now. Where it has failed there is nothing to wait for.
+    unsafe { (functions.cuStreamSynchronize)(handle as CUstream) };
+}
+
 /// A number for this thread that no other thread ever had.
 pub fn thread_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -1004,11 +1011,15 @@ impl Gpu for DriverGpu {
             let waited = synchronize(&self.functions, context, &self.waits);
             waited.unwrap_or_else(|| synchronize_in_capture(&self.functions, context, false))
         });
-        let foreign: HashSet<usize> = self.foreign.drain().map(|(_, context)| context).collect();
+        let foreign: HashSet<usize> = self.foreign.values().copied().collect();
         for context in foreign {
             synchronize_in_capture(&self.functions, context, false);
         }
         waited == 0
+    }
+
+    fn retain_foreign(&mut self, streams: &HashSet<StreamKey>) {
+        self.foreign.retain(|stream, _| streams.contains(stream));
     }
 }
 

@@ -6,8 +6,8 @@ use super::{Answer, context, real};
 use concertina_engine::runtime::{capture, thread_number};
 use std::sync::{Mutex, PoisonError};
 
-/// Streams on which a capture began and has not ended.
-static STREAMS: Mutex<Vec<Captured>> = Mutex::new(Vec::new());
+/// Streams on which a capture began and has not ended, with their contexts.
+static STREAMS: Mutex<Vec<(Captured, usize)>> = Mutex::new(Vec::new());
 
 /// A stream by its handle, and for a per-thread default stream, which all have the same, its thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,7 +35,8 @@ pub fn is_on() -> bool {
 /// Whether this stream (by handle) is being captured.
 pub fn holds(stream: u64) -> bool {
     let streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
-    streams.contains(&Captured::of(stream))
+    let captured = Captured::of(stream);
+    streams.iter().any(|(it, _)| *it == captured)
 }
 
 /// A program's function that begins a capture on a stream, and answers with the driver's status. It is
@@ -45,10 +46,15 @@ pub fn begin(stream: u64, begin: impl FnOnce() -> u32) -> Answer {
     if announced {
         capture::begin();
     }
+    // To ask a default stream may end another's capture.
+    let context = match stream <= context::PER_THREAD {
+        true => context::current(),
+        false => context::of_stream(stream).unwrap_or(0),
+    };
     let status = begin();
     if status == 0 && announced {
         let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
-        streams.push(Captured::of(stream));
+        streams.push((Captured::of(stream), context));
     } else if announced {
         capture::end();
     }
@@ -73,11 +79,23 @@ pub fn destroy(stream: u64) {
     }
 }
 
+/// A device's primary context is about to end, and every capture of its streams with it. True if there was any.
+pub fn forget_device(device: i32) -> bool {
+    let context = is_on().then(|| context::primary(device)).flatten();
+    context.is_some_and(|context| forget_all(|(_, of)| *of == context))
+}
+
 fn forget(stream: u64) {
     let captured = Captured::of(stream);
+    forget_all(|(it, _)| *it == captured);
+}
+
+fn forget_all(is_over: impl Fn(&(Captured, usize)) -> bool) -> bool {
     let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
-    while let Some(at) = streams.iter().position(|it| *it == captured) {
+    let before = streams.len();
+    while let Some(at) = streams.iter().position(&is_over) {
         streams.swap_remove(at);
         capture::end();
     }
+    streams.len() < before
 }

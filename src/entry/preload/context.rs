@@ -2,7 +2,7 @@
 //! Whatever is done in a context that the program made itself is the driver's.
 
 use super::breaks::is_broken;
-use super::{Answer, mapped, ordered, outside, real, sharing};
+use super::{Answer, capture, mapped, ordered, outside, real, sharing};
 use crate::entry::{launched, python, torch};
 use concertina_engine::driver;
 use concertina_engine::runtime::settings::Driver;
@@ -170,6 +170,16 @@ fn primary_of(context: usize) -> Option<i32> {
     (primary == context).then_some(device)
 }
 
+/// A device's primary context, where anybody has it.
+pub fn primary(device: i32) -> Option<usize> {
+    let mut primary = 0;
+    if !is_active(device) || real::ask!(cuDevicePrimaryCtxRetain(&mut primary, device)) != 0 {
+        return None;
+    }
+    real::ask!(cuDevicePrimaryCtxRelease_v2(device));
+    Some(primary)
+}
+
 /// Whether anybody has a device's primary context, by the device's number.
 pub fn is_active(device: i32) -> bool {
     let (mut flags, mut active) = (0, 1);
@@ -213,7 +223,9 @@ pub fn reset(device: i32, reset: impl FnOnce() -> u32) -> Answer {
 /// the context has failed that is not possible before the end, so it is done after it.
 fn end(device: i32, end: impl FnOnce() -> u32) -> Answer {
     let pool = pool_of(device).filter(|_| !is_broken("reset"));
-    let works = pool.is_some_and(|pool| pool.synchronize() == 0);
+    // To wait for the context's work is an error while any of it is being captured.
+    let captured = capture::forget_device(device);
+    let works = !captured && pool.is_some_and(|pool| pool.synchronize() == 0);
     pool.into_iter().for_each(sharing::close_all);
     pool.into_iter().for_each(ordered::forget_device);
     if works || pool.is_none() {

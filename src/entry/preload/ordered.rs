@@ -270,6 +270,6 @@ fn free_to_pool(address: u64, stream: u64) -> Answer {
     }
     let mut others = allocator.open_devices();
     others
-        .any(|device| device.free_later(address).is_ok())
+        .any(|device| device.free_on_other(address, stream.key(device)).is_ok())
         .then_some(0)
 }

@@ -5,7 +5,9 @@ use super::later::Aside;
 use super::{Device, OutOfMemory, State, UnknownPointer};
 use crate::core::{ALL_STREAMS, Allocation, Found, Gpu, Origin, SHARED, StreamKey, UNORDERED};
 use crate::runtime::capture;
-use crate::runtime::gpu::{synchronize, synchronize_in_capture};
+use crate::runtime::gpu::{
+    foreign_context, synchronize, synchronize_in_capture, synchronize_stream,
+};
 use crate::runtime::live_streams::LiveStreams;
 use crate::runtime::lock::Guard;
 use crate::runtime::sharing;
@@ -190,14 +192,40 @@ impl Device {
             return Err(UnknownPointer);
         }
         state.users.remove(&address);
-        // Memory of no stream's may be used on any.
-        let key = match state.pool.owner_of(&live) == UNORDERED {
-            true => ALL_STREAMS,
-            false => key,
-        };
-        let used = state.pool.record_use(address, key);
+        // Memory of no stream's may be used on any of the device's.
+        let unordered = state.pool.owner_of(&live) == UNORDERED;
+        let mut used = Ok(());
+        if unordered {
+            used = state.pool.record_use(address, ALL_STREAMS);
+        }
+        if !unordered || state.pool.is_foreign(key) {
+            used = used.and_then(|()| state.pool.record_use(address, key));
+        }
         used.and_then(|()| state.pool.free_by_another(address))
             .map_err(|_| UnknownPointer)
+    }
+
+    /// The same in the order of a stream of another device or context.
+    pub fn free_on_other(&self, address: u64, key: StreamKey) -> Result<(), UnknownPointer> {
+        if !self.knows(address) {
+            return Err(UnknownPointer);
+        }
+        let context = self.properties.context;
+        match foreign_context(&self.functions, context, key.handle) {
+            Some(other) => {
+                let mut state = self.state.lock();
+                state.pool.note_foreign(key);
+                state.pool.gpu_mut().note_foreign(key, other);
+                self.free_in_order_of(state, address, key)
+            }
+            None => {
+                if !capture::is_on() {
+                    // Another context's default stream has no name here: it is the current one's.
+                    synchronize_stream(&self.functions, key.handle);
+                }
+                self.free_later(address)
+            }
+        }
     }
 
     /// Whether a block in use starts at `address`. Asks the driver nothing.
