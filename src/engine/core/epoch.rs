@@ -39,9 +39,17 @@ struct Mark {
     /// None where it could not be recorded, or was not worth it.
     event: Option<Event>,
     epoch: u64,
-    /// The memory that was freed, from its start to its end; empty for an event of no free in particular.
-    start: u64,
-    end: u64,
+    /// Where the memory lies that was freed, from starts to ends; nowhere for an event of no free in particular.
+    places: Vec<(u64, u64)>,
+}
+
+impl Mark {
+    /// The parts of a range that were freed.
+    fn parts(&self, (start, end): (u64, u64)) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let parts = self.places.iter();
+        let parts = parts.map(move |it| (it.0.max(start), it.1.min(end)));
+        parts.filter(|(start, end)| start < end)
+    }
 }
 
 /// What is known of one stream.
@@ -260,8 +268,7 @@ impl Epochs {
             progress.marks.push_back(Mark {
                 event,
                 epoch,
-                start,
-                end,
+                places: vec![(start, end)],
             });
         }
         room
@@ -309,8 +316,7 @@ impl Epochs {
         progress.marks.push_back(Mark {
             event: Some(event),
             epoch,
-            start: 0,
-            end: 0,
+            places: Vec::new(),
         });
         true
     }
@@ -356,9 +362,9 @@ impl Epochs {
         let completed = self.completed(key);
         let marks = || {
             let marks = self.streams.get(&key).into_iter().flat_map(|it| &it.marks);
-            marks.filter(|it| it.epoch > completed && it.start < end && start < it.end)
+            marks.filter(|it| it.epoch > completed && it.parts((start, end)).next().is_some())
         };
-        let mut whole = marks().filter(|it| it.start <= start && end <= it.end);
+        let mut whole = marks().filter(|it| it.parts((start, end)).any(|it| it == (start, end)));
         let whole = whole.next_back().map_or(0, |it| it.epoch);
         if unplaced > completed.max(whole) {
             return None;
@@ -371,8 +377,22 @@ impl Epochs {
     pub fn edges(&self, key: StreamKey, (start, end): (u64, u64)) -> Vec<u64> {
         let completed = self.completed(key);
         let marks = self.streams.get(&key).into_iter().flat_map(|it| &it.marks);
-        let inside = marks.filter(|it| it.epoch > completed && it.start < end && start < it.end);
-        inside.flat_map(|it| [it.start, it.end]).collect()
+        let inside = marks.filter(|it| it.epoch > completed);
+        let parts = inside.flat_map(|it| it.parts((start, end)));
+        parts.flat_map(|it| [it.0, it.1]).collect()
+    }
+
+    /// What the stream freed in a range lies somewhere else from now on.
+    pub fn note_moved(&mut self, key: StreamKey, (start, end): (u64, u64), to: u64) {
+        let completed = self.completed(key);
+        let marks = self.streams.get_mut(&key).map(|it| it.marks.iter_mut());
+        for mark in marks.into_iter().flatten() {
+            if mark.epoch > completed {
+                let parts: Vec<(u64, u64)> = mark.parts((start, end)).collect();
+                let moved = parts.iter().map(|it| (it.0 - start + to, it.1 - start + to));
+                mark.places.extend(moved);
+            }
+        }
     }
 
     /// The stream's work from now on runs after what another one had been given by the free of this epoch.

@@ -119,7 +119,8 @@ impl<G: Gpu> Pool<G> {
             return Err(refusal);
         }
         let (owner, until) = (blocks[hole].slot, blocks[hole].detail);
-        group.space.take(group.cursor, chunk.size);
+        let at = group.cursor;
+        group.space.take(at, chunk.size);
         group.chunks.move_home(id, group.cursor);
         journal.note(Happening::Unmapped(chunk.home, chunk.size));
         journal.note(Happening::Mapped(group.cursor, chunk.size));
@@ -138,9 +139,9 @@ impl<G: Gpu> Pool<G> {
         self.cut(hole, chunk.home, chunk.size);
         let (owner, epoch) = match owner == idle || owner == slot {
             true => {
-                // The places of frees are not moved along.
-                let freed = &mut self.slots.get_mut(owner).freed;
-                *freed = until.max(*freed);
+                let range = (chunk.home, chunk.home + chunk.size);
+                let key = self.slots.get(owner).key;
+                self.epochs.note_moved(key, range, at);
                 (owner, until)
             }
             // What was another stream's is this one's now.
