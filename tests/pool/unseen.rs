@@ -16,7 +16,7 @@ mod sim_only {
             return true;
         }
         let test = std::env::current_exe().expect("a test has a path");
-        let arguments = ["--exact", "--include-ignored", name];
+        let arguments = ["--exact", name];
         let mut command = Command::new(test);
         let status = command.args(arguments).env(UNSEEN, "1").status();
         assert!(status.expect("the test runs").success());
@@ -25,7 +25,6 @@ mod sim_only {
 
     /// All of the device's memory is freed, on a stream that has ended: to wait for that takes no memory.
     #[test]
-    #[ignore = "the wait allocates memory, of which there is none"]
     fn unseen_captures_leave_a_full_device_to_be_waited_for() {
         let name = "unseen::sim_only::unseen_captures_leave_a_full_device_to_be_waited_for";
         if !in_a_process_of_its_own(name) {

@@ -389,7 +389,9 @@ impl Epochs {
         for mark in marks.into_iter().flatten() {
             if mark.epoch > completed {
                 let parts: Vec<(u64, u64)> = mark.parts((start, end)).collect();
-                let moved = parts.iter().map(|it| (it.0 - start + to, it.1 - start + to));
+                let moved = parts
+                    .iter()
+                    .map(|it| (it.0 - start + to, it.1 - start + to));
                 mark.places.extend(moved);
             }
         }

@@ -24,6 +24,8 @@ macro_rules! driver_functions {
             cuMemGetInfo_v2: fn(free: *mut usize, total: *mut usize);
             cuMemAlloc_v2: fn(address: *mut CUdeviceptr, bytes: usize);
             cuMemFree_v2: fn(address: CUdeviceptr);
+            cuMemAllocHost_v2: fn(address: *mut *mut c_void, bytes: usize);
+            cuMemFreeHost: fn(address: *mut c_void);
             cuMemGetAllocationGranularity: fn(granularity: *mut usize, properties: *const CUmemAllocationProp, option: CUmemAllocationGranularity_flags);
             cuMemAddressReserve: fn(address: *mut CUdeviceptr, size: usize, alignment: usize, wanted: CUdeviceptr, flags: c_ulonglong);
             cuMemAddressFree: fn(address: CUdeviceptr, size: usize);

@@ -364,11 +364,16 @@ const LEAST: usize = 512;
 pub fn synchronize_in_capture(functions: &Functions, context: usize, as_program: bool) -> u32 {
     let _current = current(functions, context);
     let _relaxed = (!as_program).then(|| RelaxedMode::enter(functions));
-    let mut address = 0;
-    // SAFETY: `address` outlives the call, and is freed only where the driver gave it.
+    let (mut address, mut host) = (0, ptr::null_mut());
+    // SAFETY: both outlive the calls, and are freed only where the driver gave them.
     unsafe {
         match (functions.cuMemAlloc_v2)(&mut address, LEAST) {
             0 => (functions.cuMemFree_v2)(address),
+            // To free page-locked memory waits as well.
+            OUT_OF_MEMORY => match (functions.cuMemAllocHost_v2)(&mut host, LEAST) {
+                0 => (functions.cuMemFreeHost)(host),
+                status => status,
+            },
             status => status,
         }
     }

@@ -5,7 +5,7 @@
  * Run: captures_beside order 300 0
  * Run: captures_beside order 300 1
  * Run: captures_beside order 300 2
- * Run: captures_beside free 300 1
+ * Run: captures_beside free 3000 1
  * Run: captures_beside free 300 2
  * Run: captures_beside blocking 300 2
  */

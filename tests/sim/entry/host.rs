@@ -25,6 +25,7 @@ pub unsafe extern "C" fn cuMemHostAlloc(to: *mut *mut c_void, bytes: usize, flag
 /// Page-locked host memory without flags.
 pub unsafe extern "C" fn cuMemAllocHost_v2(to: *mut *mut c_void, bytes: usize) -> u32 {
     call(Function::cuMemAllocHost_v2, |session| {
+        session.state.outside_capture("cuMemAllocHost")?;
         let device = session.state.device()?;
         wanted(to)?;
         let found = session.state.memory.lock_new(bytes as u64, device, 0)?;
@@ -36,6 +37,7 @@ pub unsafe extern "C" fn cuMemAllocHost_v2(to: *mut *mut c_void, bytes: usize) -
 /// Frees page-locked memory, after all work of its device.
 pub unsafe extern "C" fn cuMemFreeHost(address: *mut c_void) -> u32 {
     call(Function::cuMemFreeHost, |session| {
+        session.state.outside_capture("cuMemFreeHost")?;
         session.state.device()?;
         let (start, locked) = session
             .state
