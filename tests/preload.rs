@@ -924,7 +924,10 @@ fn failures_of_work_are_the_programs() {
              cuMemAllocAsync:*:700,cuEventSynchronize:*:700",
             "health",
         ),
-        ("cuCtxSynchronize:*:700,cuEventSynchronize:*:700,cuMemFree_v2:*:700", "wait"),
+        (
+            "cuCtxSynchronize:*:700,cuEventSynchronize:*:700,cuMemFree_v2:*:700",
+            "wait",
+        ),
         // A device without memory.
         ("cuMemCreate:*:2,cuMemAlloc_v2:*:2", "pool"),
     ] {

@@ -137,11 +137,7 @@ process   device  most in use  by other libraries  most held  held / in use  lim
 2        0 (GPU)      1.0 MiB                   -    2.0 MiB          2.000      -              2          3
 ";
     let said = report(&files);
-    assert!(
-        text(&said.stdout).contains(table),
-        "{}",
-        text(&said.stdout)
-    );
+    assert!(text(&said.stdout).contains(table), "{}", text(&said.stdout));
 }
 
 /// Where the time of one process is not known, that of all is not.
