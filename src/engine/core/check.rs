@@ -97,10 +97,7 @@ impl<G: Gpu> Pool<G> {
     fn check_group(&self, id: GroupId, group: &Group) -> Result<u64, Broken> {
         let idle = |(slot, it): (u16, &Slot)| slot == it.idle || it.bins.is_empty();
         hold!(
-            id == SHARED
-                || group.closing
-                || !group.watched
-                || self.slots.of_group(id).all(idle),
+            id == SHARED || group.closing || !group.watched || self.slots.of_group(id).all(idle),
             "group {id} has holes that are not idle, and that no one knows of"
         );
         let numbers = self.slots.numbers_of(id);

@@ -55,7 +55,6 @@ reading = native("reading", None, ctypes.c_bool)
 snapshot = native(
     "snapshot", None, ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_bool, TAKE
 )
-know_cxx = native("know_cxx", None, ctypes.c_bool)
 follows = native("follows", None, ctypes.c_bool)
 set_metadata = native("set_metadata", None, ctypes.c_char_p, ctypes.c_size_t)
 profiling = native("profiling", None, ctypes.c_bool)
@@ -216,6 +215,16 @@ def replace_functions(core):
             raise RuntimeError(f"Invalid device argument: {device}")
         return device
 
+    words = str(getattr(sys.modules["torch"], "__version__", "")).split(".")
+    release = tuple(int(word) if word.isdigit() else 0 for word in words[:2])
+
+    def nested_stats_of_all(device):
+        stats = nested_stats(device)
+        if release >= (2, 12):
+            # Nothing is refused ahead of time.
+            stats["num_oom_rejections"] = 0
+        return stats
+
     def nested_stats(device):
         stats = {}
         for name, value in read(memory_stats, device).items():
@@ -255,14 +264,27 @@ def replace_functions(core):
         finally:
             follows(False)
 
-    # C++ asks the allocator object in classes that differ from release to release.
-    know_cxx(str(getattr(sys.modules["torch"], "__version__", "")).startswith("2.11."))
+    def record_host(record_as_they_do, host, *arguments):
+        """Pinned memory of the host is recorded by PyTorch itself, from 2.14 on: `host` is whether it is to
+        be, and whether the GPU's is, too. Answers that."""
+        if host:
+            record_as_they_do(*arguments[:-1], list(arguments[-1]), host[0], False, *host[2:])
+        return not host or len(host) < 2 or host[1]
+
     their_snapshot = core._cuda_memorySnapshot
     their_record_history = core._cuda_record_memory_history
     their_record_history_legacy = getattr(core, "_cuda_record_memory_history_legacy", None)
 
     def record_history(
-        enabled, context, stacks, entries, clear=False, compiling=False, annotations=False, skip=()
+        enabled,
+        context,
+        stacks,
+        entries,
+        clear=False,
+        compiling=False,
+        annotations=False,
+        skip=(),
+        *host,
     ):
         for value, allowed in (
             (enabled, (None, "state", "all")),
@@ -271,9 +293,19 @@ def replace_functions(core):
         ):
             if value not in allowed:
                 raise RuntimeError(f"expected one of {allowed}, not {value!r}")
+        if not record_host(
+            their_record_history,
+            host,
+            enabled, context, stacks, entries, clear, compiling, annotations, skip,
+        ):
+            return
         entries = entries if enabled == "all" else 1
         start_or_stop(enabled, CONTEXTS[context], entries, stacks == "all", clear, skip)
-        follow(their_record_history, enabled, None, "python", 1, False, compiling, annotations, [])
+        follow(
+            their_record_history,
+            enabled, None, "python", 1, False, compiling, annotations, [],
+            *(() if not host else (False, True)),
+        )
 
     def record_history_legacy(
         enabled,
@@ -285,12 +317,20 @@ def replace_functions(core):
         compiling=False,
         annotations=False,
         skip=(),
+        *host,
     ):
+        if not record_host(
+            their_record_history_legacy,
+            host,
+            enabled, context, entries, entries_context, cpp, clear, compiling, annotations, skip,
+        ):
+            return
         contexts = "alloc" if entries_context else "state" if context else None
         start_or_stop(enabled, CONTEXTS[contexts], entries, cpp, clear, skip)
         follow(
             their_record_history_legacy,
             enabled, False, 1, False, False, False, compiling, annotations, [],
+            *(() if not host else (False, True)),
         )
 
     def changing(set_settings):
@@ -415,7 +455,7 @@ def replace_functions(core):
         if hasattr(core, name):
             setattr(core, name, changing(getattr(core, name)))
     for name, function in {
-        "_cuda_memoryStats": of_device(nested_stats),
+        "_cuda_memoryStats": of_device(nested_stats_of_all),
         "_cuda_resetPeakMemoryStats": of_device(reset_peaks),
         "_cuda_resetAccumulatedMemoryStats": of_device(reset_accumulated),
         "_cuda_getMemoryFraction": of_device(fraction),

@@ -76,7 +76,6 @@ functions! {
     c"is_recorded": history::is_recorded;
     c"reading": history::reading;
     c"snapshot": history::tell_all;
-    c"know_cxx": snapshot::set_known;
     c"follows": snapshot::follows;
     c"set_metadata": history::set_metadata;
     c"trace_gpu": gpu_trace::trace_gpu;
@@ -145,9 +144,19 @@ extern "C" fn attach(known: bool) -> bool {
         stats::set_allocator();
         lifecycle::expect_statistics();
         let mut missing = Vec::new();
+        let mut unexpected = "this PyTorch is not built as expected";
         match object {
             Some(object) => {
                 missing = object.fit();
+                unexpected = match object.release() {
+                    None => {
+                        "this release of PyTorch is not known, and its C++ objects are left alone"
+                    }
+                    Some(release) if !release.strings => {
+                        "this PyTorch has the std::string of before GCC 5, which is left alone"
+                    }
+                    Some(_) => unexpected,
+                };
                 if register(&object).is_none() {
                     missing.push("torch.accelerator.memory");
                 }
@@ -162,8 +171,7 @@ extern "C" fn attach(known: bool) -> bool {
         }
         if !missing.is_empty() {
             message::say(&format!(
-                "this PyTorch is not built as expected; what works as under any pluggable allocator \
-                 only: {}",
+                "{unexpected}; what works as under any pluggable allocator only: {}",
                 missing.join(", ")
             ));
         }
@@ -177,10 +185,12 @@ fn register(object: &Object) -> Option<()> {
     type SetAllocator = unsafe extern "C-unwind" fn(i8, *mut c_void, u8);
     /// `c10::DeviceType::CUDA`.
     const CUDA: i8 = 1;
+    /// That of PyTorch's own, which a lower one does not replace: 0 up to 2.11, and 1 from then on.
+    const PRIORITY: u8 = 1;
     let set = Library::loaded(c"libc10.so")?
         .symbol(c"_ZN3c1012SetAllocatorENS_10DeviceTypeEPNS_9AllocatorEh")?;
     // SAFETY: the mangled name says what it takes; the object is an allocator that is never freed.
-    unsafe { transmute::<*mut c_void, SetAllocator>(set)(CUDA, object.address(), 0) };
+    unsafe { transmute::<*mut c_void, SetAllocator>(set)(CUDA, object.address(), PRIORITY) };
     Some(())
 }
 
