@@ -248,6 +248,10 @@ def replace_functions(core):
         gather = functools.partial(core._profiler.gather_traceback, True, True, cpp)
         record(contexts, min(entries, MOST), bits, clear, id(for_good(gather)))
 
+    def is_wanted(record_pinned_host_memory=False, record_cuda=True, *_):
+        """Whether memory of the GPU is to be recorded: from 2.14 on, that of the host may be alone."""
+        return record_cuda
+
     def follow(record_as_they_do, *arguments):
         """Has PyTorch tell which named stretches the program is in, where its allocator object is fitted
         for that."""
@@ -263,13 +267,6 @@ def replace_functions(core):
                     return
         finally:
             follows(False)
-
-    def record_host(record_as_they_do, host, *arguments):
-        """Pinned memory of the host is recorded by PyTorch itself, from 2.14 on: `host` is whether it is to
-        be, and whether the GPU's is, too. Answers that."""
-        if host:
-            record_as_they_do(*arguments[:-1], list(arguments[-1]), host[0], False, *host[2:])
-        return not host or len(host) < 2 or host[1]
 
     their_snapshot = core._cuda_memorySnapshot
     their_record_history = core._cuda_record_memory_history
@@ -293,18 +290,15 @@ def replace_functions(core):
         ):
             if value not in allowed:
                 raise RuntimeError(f"expected one of {allowed}, not {value!r}")
-        if not record_host(
-            their_record_history,
-            host,
-            enabled, context, stacks, entries, clear, compiling, annotations, skip,
-        ):
-            return
-        entries = entries if enabled == "all" else 1
-        start_or_stop(enabled, CONTEXTS[context], entries, stacks == "all", clear, skip)
+        kept = entries if enabled == "all" else 1
+        start_or_stop(
+            enabled if is_wanted(*host) else None,
+            CONTEXTS[context], kept, stacks == "all", clear, skip,
+        )
+        # What it records itself is memory of the host.
         follow(
             their_record_history,
-            enabled, None, "python", 1, False, compiling, annotations, [],
-            *(() if not host else (False, True)),
+            enabled, context, stacks, entries, clear, compiling, annotations, list(skip), *host,
         )
 
     def record_history_legacy(
@@ -319,18 +313,14 @@ def replace_functions(core):
         skip=(),
         *host,
     ):
-        if not record_host(
-            their_record_history_legacy,
-            host,
-            enabled, context, entries, entries_context, cpp, clear, compiling, annotations, skip,
-        ):
-            return
         contexts = "alloc" if entries_context else "state" if context else None
-        start_or_stop(enabled, CONTEXTS[contexts], entries, cpp, clear, skip)
+        start_or_stop(
+            enabled if is_wanted(*host) else None, CONTEXTS[contexts], entries, cpp, clear, skip
+        )
         follow(
             their_record_history_legacy,
-            enabled, False, 1, False, False, False, compiling, annotations, [],
-            *(() if not host else (False, True)),
+            enabled, context, entries, entries_context, cpp, clear, compiling, annotations,
+            list(skip), *host,
         )
 
     def changing(set_settings):
