@@ -10,6 +10,7 @@ import types
 import torch
 
 MIB = 1 << 20
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 # Whether a real GPU is under the case: kernels compute, and numbers mean something.
 GPU = os.environ["CONCERTINA_TEST_SIDE"] == "gpu"

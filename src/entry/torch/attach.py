@@ -223,6 +223,9 @@ def replace_functions(core):
         if release >= (2, 12):
             # Nothing is refused ahead of time.
             stats["num_oom_rejections"] = 0
+        if release >= (2, 13):
+            # They are not counted pool by pool.
+            stats["reserved_bytes_by_private_pools"] = {}
         return stats
 
     def nested_stats(device):
@@ -252,21 +255,28 @@ def replace_functions(core):
         """Whether memory of the GPU is to be recorded: from 2.14 on, that of the host may be alone."""
         return record_cuda
 
+    def following(function, *arguments):
+        """What PyTorch's function answers while its allocator object takes no part."""
+        follows(True)
+        try:
+            return function(*arguments)
+        finally:
+            follows(False)
+
     def follow(record_as_they_do, *arguments):
         """Has PyTorch tell which named stretches the program is in, where its allocator object is fitted
         for that."""
-        follows(True)
-        try:
-            # Without the actions to skip, of which releases before 2.11 know nothing.
-            for given in arguments, arguments[:-1]:
-                try:
-                    return record_as_they_do(*given)
-                except TypeError:
-                    pass
-                except RuntimeError:
-                    return
-        finally:
-            follows(False)
+        # Without the actions to skip, of which releases before 2.11 know nothing.
+        for given in arguments, arguments[:-1]:
+            try:
+                return following(record_as_they_do, *given)
+            except TypeError:
+                pass
+            except RuntimeError as error:
+                # That the object is not fitted for it. Anything else is for whoever asks.
+                if "CUDAPluggableAllocator" not in str(error):
+                    raise
+                return
 
     their_snapshot = core._cuda_memorySnapshot
     their_record_history = core._cuda_record_memory_history
@@ -290,15 +300,15 @@ def replace_functions(core):
         ):
             if value not in allowed:
                 raise RuntimeError(f"expected one of {allowed}, not {value!r}")
-        kept = entries if enabled == "all" else 1
-        start_or_stop(
-            enabled if is_wanted(*host) else None,
-            CONTEXTS[context], kept, stacks == "all", clear, skip,
-        )
         # What it records itself is memory of the host.
         follow(
             their_record_history,
             enabled, context, stacks, entries, clear, compiling, annotations, list(skip), *host,
+        )
+        kept = entries if enabled == "all" else 1
+        start_or_stop(
+            enabled if is_wanted(*host) else None,
+            CONTEXTS[context], kept, stacks == "all", clear, skip,
         )
 
     def record_history_legacy(
@@ -313,14 +323,14 @@ def replace_functions(core):
         skip=(),
         *host,
     ):
-        contexts = "alloc" if entries_context else "state" if context else None
-        start_or_stop(
-            enabled if is_wanted(*host) else None, CONTEXTS[contexts], entries, cpp, clear, skip
-        )
         follow(
             their_record_history_legacy,
             enabled, context, entries, entries_context, cpp, clear, compiling, annotations,
             list(skip), *host,
+        )
+        contexts = "alloc" if entries_context else "state" if context else None
+        start_or_stop(
+            enabled if is_wanted(*host) else None, CONTEXTS[contexts], entries, cpp, clear, skip
         )
 
     def changing(set_settings):
@@ -337,6 +347,15 @@ def replace_functions(core):
         encoded = text.encode()
         set_metadata(encoded, len(encoded))
         metadata[0] = text
+
+    def of_host(pool):
+        """Memory of the host, which snapshots have from 2.14 on, and PyTorch itself knows."""
+        names = ("host_segments", "host_traces") if release >= (2, 14) else ()
+        try:
+            theirs = following(their_snapshot, pool) if names else {}
+        except RuntimeError:
+            theirs = {}
+        return {name: theirs.get(name, []) for name in names}
 
     def memory_snapshot(pool=None):
         graph, user, traces = (*(pool or (0, 0)), True)[:3]
@@ -363,6 +382,7 @@ def replace_functions(core):
             segment["segment_pool_id"] = tuple(segment["segment_pool_id"])
         missing = core._cuda_getDeviceCount() - len(result["device_traces"])
         result["device_traces"] += ([] for _ in range(missing))
+        result |= of_host(pool)
         result["allocator_settings"] = {
             "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
             "expandable_segments": all(it["is_expandable"] for it in result["segments"]),
@@ -370,6 +390,8 @@ def replace_functions(core):
                 "graph_capture_record_stream_reuse", False
             ),
         }
+        if release >= (2, 13):
+            result["allocator_settings"] |= {"max_round_threshold": -1, "max_cached_size": -1}
         return result
 
     def attach_observer(observer):

@@ -18,7 +18,8 @@ use std::mem::{take, transmute};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// `attach.py` records, and has PyTorch take part in it: its call says nothing new.
+/// `attach.py` records or reads, and has PyTorch take part in it: its call says nothing new, and asks for
+/// nothing.
 static FOLLOWS: AtomicBool = AtomicBool::new(false);
 
 /// Until it says that that is over, PyTorch follows `attach.py`.
@@ -146,7 +147,10 @@ pub unsafe extern "C-unwind" fn snapshot<
 ) -> *mut SnapshotInfo<INTERNAL, CACHED, HOST> {
     type Snapshot =
         unsafe extern "C-unwind" fn(*mut c_void, This, concertina_pool_id, bool) -> *mut c_void;
-    let made = guard(None, || info(&snapshot_of((pool.graph, pool.user), traces)));
+    let made = guard(None, || match FOLLOWS.load(Relaxed) {
+        true => info(&Value::Null),
+        false => info(&snapshot_of((pool.graph, pool.user), traces)),
+    });
     if let Some(made) = made {
         // SAFETY: the caller's room.
         unsafe { result.write(made) };
