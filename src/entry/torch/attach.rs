@@ -144,19 +144,27 @@ extern "C" fn attach(known: bool) -> bool {
         stats::set_allocator();
         lifecycle::expect_statistics();
         let mut missing = Vec::new();
-        let mut unexpected = "this PyTorch is not built as expected";
+        let mut unexpected = String::from("this PyTorch is not built as expected");
         match object {
             Some(object) => {
                 missing = object.fit();
-                unexpected = match object.release() {
+                match object.release() {
                     None => {
-                        "this release of PyTorch is not known, and its C++ objects are left alone"
+                        unexpected = "this release of PyTorch is not known, and its C++ objects \
+                                      are left alone"
+                            .into();
                     }
                     Some(release) if !release.strings => {
-                        "this PyTorch has the std::string of before GCC 5, which is left alone"
+                        unexpected = "this PyTorch has the std::string of before GCC 5, which is \
+                                      left alone"
+                            .into();
                     }
-                    Some(_) => unexpected,
-                };
+                    Some(release) if release.snapshot.is_none() => {
+                        let (major, minor) = release.version;
+                        unexpected = format!("PyTorch {major}.{minor} is fitted in part");
+                    }
+                    Some(_) => {}
+                }
                 if register(&object).is_none() {
                     missing.push("torch.accelerator.memory");
                 }
