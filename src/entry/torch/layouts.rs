@@ -331,7 +331,8 @@ mod tests {
         for known in RELEASES {
             let (major, minor) = known.version;
             let has = |_: &CStr, symbol: &CStr| symbol == known.told_by.1;
-            assert!(Release::find(known.words + 1, None, has).is_none());
+            assert!(Release::find(known.words + 1, Some(known.version), has).is_none());
+            assert!(Release::find(known.words + 100, None, has).is_none());
             assert!(Release::find(known.words, Some((major, 99)), has).is_none());
             assert!(Release::find(known.words, Some((major + 1, minor)), has).is_none());
             assert!(Release::find(known.words, None, |_, _| false).is_none());
