@@ -5,6 +5,7 @@
 
 import ctypes
 import functools
+import itertools
 import json
 import os
 import sys
@@ -56,6 +57,8 @@ snapshot = native(
     "snapshot", None, ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_bool, TAKE
 )
 follows = native("follows", None, ctypes.c_bool)
+number_stats = native("number_stats", None, ctypes.c_bool)
+withdraw_objects = native("withdraw_objects", None)
 set_metadata = native("set_metadata", None, ctypes.c_char_p, ctypes.c_size_t)
 profiling = native("profiling", None, ctypes.c_bool)
 trace_gpu = native("trace_gpu", None, ctypes.c_size_t)
@@ -204,9 +207,47 @@ def watch_gpu_trace(core):
         trace_gpu(id(fire))
 
 
+def numbered_stats(has_rejections):
+    """What PyTorch has to read where each figure of its statistics is a number, counted from 1000 on."""
+    numbers = itertools.count(1000)
+
+    def figure():
+        return {flow: next(numbers) for flow in ("current", "peak", "allocated", "freed")}
+
+    stats = {
+        name: {pool: figure() for pool in ("all", "small_pool", "large_pool")}
+        for name in (
+            "allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes",
+            "active_bytes", "inactive_split_bytes", "requested_bytes",
+        )
+    }
+    stats |= {name: next(numbers) for name in ("num_alloc_retries", "num_ooms")}
+    stats |= {name: figure() for name in ("oversize_allocations", "oversize_segments")}
+    rejections = ("num_oom_rejections",) if has_rejections else ()
+    names = "num_sync_all_streams", "num_device_alloc", "num_device_free", *rejections
+    return stats | {name: next(numbers) for name in (*names, "max_split_size")}
+
+
+def check_classes(core):
+    """Has PyTorch read an object of its own class that the library has made: it was compiled with what the
+    library has from a list. Where the two differ, the library keeps to plain functions."""
+    number_stats(True)
+    try:
+        theirs = core._cuda_memoryStats(0)
+    except (AttributeError, RuntimeError):
+        # It is not fitted for that.
+        return
+    finally:
+        number_stats(False)
+    theirs.pop("reserved_bytes_by_private_pools", None)
+    if theirs != numbered_stats("num_oom_rejections" in theirs):
+        withdraw_objects()
+
+
 def replace_functions(core):
     """Puts ours in place of the functions that raise under any pluggable allocator."""
 
+    check_classes(core)
     watch_profilers(core)
     watch_gpu_trace(core)
 

@@ -7,7 +7,7 @@
 //! first allocation looks whether it did.
 
 use super::symbols::Library;
-use super::table::Object;
+use super::table::{self, Object};
 use super::{
     allocate, checkpoint, concertina_base_alloc, concertina_begin_allocate_to_pool,
     concertina_empty_cache, concertina_end_allocate_to_pool, concertina_free, concertina_init,
@@ -77,6 +77,8 @@ functions! {
     c"reading": history::reading;
     c"snapshot": history::tell_all;
     c"follows": snapshot::follows;
+    c"number_stats": table::number_stats;
+    c"withdraw_objects": table::withdraw_objects;
     c"set_metadata": history::set_metadata;
     c"trace_gpu": gpu_trace::trace_gpu;
     c"is_gpu_traced": gpu_trace::is_gpu_traced;

@@ -20,13 +20,13 @@ use crate::entry::guard::guard;
 use concertina_engine::core::{Counters, Flow};
 use concertina_engine::runtime::settings::variable_text;
 use concertina_engine::runtime::stats::by_name;
-use concertina_engine::runtime::{is_uncached, set_uncached};
+use concertina_engine::runtime::{is_uncached, message, set_uncached};
 use std::array;
 use std::ffi::{CStr, c_double, c_int, c_void};
 use std::mem::transmute;
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, Ordering::Relaxed};
 
 /// Where in the table a function's place is.
 enum Place {
@@ -71,6 +71,9 @@ struct Tables {
     begin: [usize; 2],
     /// The places of `raw_alloc` and `raw_delete`, in the tables of all allocators.
     raw: Option<(usize, usize)>,
+    /// What was put into ours for functions with objects: the place, what PyTorch has there, and what a
+    /// program does without it.
+    objects: Vec<(&'static AtomicUsize, usize, Option<&'static str>)>,
 }
 
 static TABLES: OnceLock<Tables> = OnceLock::new();
@@ -371,9 +374,17 @@ impl Object {
         let mut table = self.table.to_vec();
         let mut missing = Vec::new();
         let release = self.release();
-        for slot in plain_slots().into_iter().chain(object_slots(release)) {
+        let mut objects = Vec::new();
+        let plain = plain_slots().into_iter().map(|slot| (slot, false));
+        let with_objects = object_slots(release).into_iter().map(|slot| (slot, true));
+        for (slot, has_objects) in plain.chain(with_objects) {
             match (self.place(&slot.place), slot.function) {
-                (Some(at), Some(function)) => table[at] = function as usize,
+                (Some(at), Some(function)) => {
+                    table[at] = function as usize;
+                    if has_objects {
+                        objects.push((at, slot.loss));
+                    }
+                }
                 // A shorter stretch of a known release has no such function.
                 (None, Some(_)) if release.is_some() && self.is_shorter(&slot.place) => {}
                 _ => missing.extend(slot.loss.filter(|loss| !missing.contains(loss))),
@@ -389,17 +400,27 @@ impl Object {
             table[at] = function as usize;
         }
         // For as long as the process lives, as the object does.
-        let table = Box::leak(table.into_boxed_slice());
+        let table: Vec<AtomicUsize> = table.into_iter().map(AtomicUsize::new).collect();
+        let table: &'static [AtomicUsize] = Box::leak(table.into_boxed_slice());
+        let objects = objects.into_iter();
+        let objects = objects.map(|(at, loss)| (&table[at], self.table[at], loss));
         let raw = self.place_of(RAW_ALLOC).zip(self.place_of(RAW_DELETE));
         if raw.is_none() {
             missing.push("allocators of a torch.cuda.MemPool's own");
         }
-        let begin = [self.table, table].map(|it| it[BEFORE..].as_ptr() as usize);
+        let begin = [
+            self.table[BEFORE..].as_ptr() as usize,
+            table[BEFORE..].as_ptr() as usize,
+        ];
         // Whoever sees the table sees what is in it.
         self.words[0].store(begin[1], Ordering::Release);
         let raw = raw.map(|(alloc, delete)| (alloc - BEFORE, delete - BEFORE));
         // The first to be fitted is the one that stays PyTorch's.
-        let _ = TABLES.set(Tables { begin, raw });
+        let _ = TABLES.set(Tables {
+            begin,
+            raw,
+            objects: objects.collect(),
+        });
         enable(ptr::null_mut(), true);
         missing
     }
@@ -533,14 +554,68 @@ unsafe extern "C-unwind" fn get_device_stats<const BY_POOL: usize, const REJECTI
 ) -> *mut DeviceStats<BY_POOL, REJECTIONS> {
     let made = guard(None, || device_stats(&memory::counters(device.into())));
     match made {
-        // SAFETY: the caller's room.
-        Some(made) => unsafe { result.write(made) },
+        Some(mut made) => {
+            if NUMBERED.load(Relaxed) {
+                made.number();
+            }
+            // SAFETY: the caller's room.
+            unsafe { result.write(made) }
+        }
         // SAFETY: PyTorch, which called, lets exceptions through.
         None => unsafe {
             raise(Failure::Other("libstdc++ is not to be found".into()));
         },
     }
     result
+}
+
+/// While it is set, [`get_device_stats`] answers with a number of its own for each figure.
+static NUMBERED: AtomicBool = AtomicBool::new(false);
+
+/// Until it says that that is over, statistics for C++ are the numbers from 1000 on, in their order: how
+/// PyTorch reads them shows whether its class is laid out as ours.
+pub extern "C" fn number_stats(begins: bool) {
+    NUMBERED.store(begins, Relaxed);
+}
+
+/// PyTorch's own functions with objects are put back, as its classes turn out to be others than those of its
+/// release.
+pub extern "C" fn withdraw_objects() {
+    guard((), || {
+        let mut missing = Vec::new();
+        for (place, theirs, loss) in TABLES.get().into_iter().flat_map(|it| &it.objects) {
+            place.store(*theirs, Relaxed);
+            missing.extend(loss.filter(|loss| !missing.contains(loss)));
+        }
+        if !missing.is_empty() {
+            message::say(&format!(
+                "this PyTorch's classes are not those of its release; what works as under any \
+                 pluggable allocator only: {}",
+                missing.join(", ")
+            ));
+        }
+    });
+}
+
+impl<const BY_POOL: usize, const REJECTIONS: usize> DeviceStats<BY_POOL, REJECTIONS> {
+    fn number(&mut self) {
+        let usage = self.usage.iter_mut().chain(&mut self.more_usage);
+        let figures = usage.flatten().flatten();
+        let figures = figures
+            .chain([&mut self.num_alloc_retries, &mut self.num_ooms])
+            .chain(&mut self.oversize_allocations)
+            .chain(&mut self.oversize_segments)
+            .chain([
+                &mut self.num_sync_all_streams,
+                &mut self.num_device_alloc,
+                &mut self.num_device_free,
+            ])
+            .chain(&mut self.num_oom_rejections)
+            .chain([&mut self.max_split_size]);
+        for (figure, number) in figures.zip(1000..) {
+            *figure = number;
+        }
+    }
 }
 
 extern "C" fn reset_accumulated_stats(_: This, device: i8) {
