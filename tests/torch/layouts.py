@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares src/entry/torch/layouts.rs with the headers of a release of PyTorch.
 
-    layouts.py [VERSION...]        as scripts/torch-env.sh takes them; 2.11.0 without
+    layouts.py [VERSION...]        as scripts/torch-env.sh takes them, from 2.9 on; 2.11.0 without
 
 The classes are compiled with g++ as the release's own headers have them, and asked for their sizes and for
 where their members lie; those of layouts.rs are laid out as C does. What differs is said, and is a failure.
