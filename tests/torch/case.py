@@ -10,6 +10,7 @@ import types
 import torch
 
 MIB = 1 << 20
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 # Whether a real GPU is under the case: kernels compute, and numbers mean something.
 GPU = os.environ["CONCERTINA_TEST_SIDE"] == "gpu"
@@ -72,7 +73,8 @@ def compiled(source):
     home = os.path.dirname(torch.__file__)
     with open("caller.cpp", "w") as file:
         file.write(source)
-    command = ["c++", "-std=c++17", "-shared", "-fPIC", f"-I{home}/include", f"-L{home}/lib"]
+    standard = "c++20" if TORCH >= (2, 14) else "c++17"
+    command = ["c++", f"-std={standard}", "-shared", "-fPIC", f"-I{home}/include", f"-L{home}/lib"]
     command += ["-o", "caller.so", "caller.cpp", "-ltorch_cuda", "-Wl,--unresolved-symbols=ignore-all"]
     subprocess.run(command, check=True)
     # With the interpreter's lock held, as an extension's functions are.

@@ -5,6 +5,7 @@
 
 import ctypes
 import functools
+import itertools
 import json
 import os
 import sys
@@ -55,8 +56,9 @@ reading = native("reading", None, ctypes.c_bool)
 snapshot = native(
     "snapshot", None, ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_bool, TAKE
 )
-know_cxx = native("know_cxx", None, ctypes.c_bool)
 follows = native("follows", None, ctypes.c_bool)
+number_stats = native("number_stats", None, ctypes.c_bool)
+withdraw_objects = native("withdraw_objects", None)
 set_metadata = native("set_metadata", None, ctypes.c_char_p, ctypes.c_size_t)
 profiling = native("profiling", None, ctypes.c_bool)
 trace_gpu = native("trace_gpu", None, ctypes.c_size_t)
@@ -205,9 +207,47 @@ def watch_gpu_trace(core):
         trace_gpu(id(fire))
 
 
+def numbered_stats(has_rejections):
+    """What PyTorch has to read where each figure of its statistics is a number, counted from 1000 on."""
+    numbers = itertools.count(1000)
+
+    def figure():
+        return {flow: next(numbers) for flow in ("current", "peak", "allocated", "freed")}
+
+    stats = {
+        name: {pool: figure() for pool in ("all", "small_pool", "large_pool")}
+        for name in (
+            "allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes",
+            "active_bytes", "inactive_split_bytes", "requested_bytes",
+        )
+    }
+    stats |= {name: next(numbers) for name in ("num_alloc_retries", "num_ooms")}
+    stats |= {name: figure() for name in ("oversize_allocations", "oversize_segments")}
+    rejections = ("num_oom_rejections",) if has_rejections else ()
+    names = "num_sync_all_streams", "num_device_alloc", "num_device_free", *rejections
+    return stats | {name: next(numbers) for name in (*names, "max_split_size")}
+
+
+def check_classes(core):
+    """Has PyTorch read an object of its own class that the library has made: it was compiled with what the
+    library has from a list. Where the two differ, the library keeps to plain functions."""
+    number_stats(True)
+    try:
+        theirs = core._cuda_memoryStats(0)
+    except (AttributeError, RuntimeError):
+        # It is not fitted for that.
+        return
+    finally:
+        number_stats(False)
+    theirs.pop("reserved_bytes_by_private_pools", None)
+    if theirs != numbered_stats("num_oom_rejections" in theirs):
+        withdraw_objects()
+
+
 def replace_functions(core):
     """Puts ours in place of the functions that raise under any pluggable allocator."""
 
+    check_classes(core)
     watch_profilers(core)
     watch_gpu_trace(core)
 
@@ -215,6 +255,19 @@ def replace_functions(core):
         if not isinstance(device, int) or not 0 <= device < core._cuda_getDeviceCount():
             raise RuntimeError(f"Invalid device argument: {device}")
         return device
+
+    words = str(getattr(sys.modules["torch"], "__version__", "")).split(".")
+    release = tuple(int(word) if word.isdigit() else 0 for word in words[:2])
+
+    def nested_stats_of_all(device):
+        stats = nested_stats(device)
+        if release >= (2, 12):
+            # Nothing is refused ahead of time.
+            stats["num_oom_rejections"] = 0
+        if release >= (2, 13):
+            # They are not counted pool by pool.
+            stats["reserved_bytes_by_private_pools"] = {}
+        return stats
 
     def nested_stats(device):
         stats = {}
@@ -239,30 +292,47 @@ def replace_functions(core):
         gather = functools.partial(core._profiler.gather_traceback, True, True, cpp)
         record(contexts, min(entries, MOST), bits, clear, id(for_good(gather)))
 
-    def follow(record_as_they_do, *arguments):
-        """Has PyTorch tell which named stretches the program is in, where its allocator object is fitted
-        for that."""
+    def is_wanted(record_pinned_host_memory=False, record_cuda=True, *_):
+        """Whether memory of the GPU is to be recorded: from 2.14 on, that of the host may be alone."""
+        return record_cuda
+
+    def following(function, *arguments):
+        """What PyTorch's function answers while its allocator object takes no part."""
         follows(True)
         try:
-            # Without the actions to skip, of which releases before 2.11 know nothing.
-            for given in arguments, arguments[:-1]:
-                try:
-                    return record_as_they_do(*given)
-                except TypeError:
-                    pass
-                except RuntimeError:
-                    return
+            return function(*arguments)
         finally:
             follows(False)
 
-    # C++ asks the allocator object in classes that differ from release to release.
-    know_cxx(str(getattr(sys.modules["torch"], "__version__", "")).startswith("2.11."))
+    def follow(record_as_they_do, *arguments):
+        """Has PyTorch tell which named stretches the program is in, where its allocator object is fitted
+        for that."""
+        # Without the actions to skip, of which releases before 2.11 know nothing.
+        for given in arguments, arguments[:-1]:
+            try:
+                return following(record_as_they_do, *given)
+            except TypeError:
+                pass
+            except RuntimeError as error:
+                # That the object is not fitted for it. Anything else is for whoever asks.
+                if "CUDAPluggableAllocator" not in str(error):
+                    raise
+                return
+
     their_snapshot = core._cuda_memorySnapshot
     their_record_history = core._cuda_record_memory_history
     their_record_history_legacy = getattr(core, "_cuda_record_memory_history_legacy", None)
 
     def record_history(
-        enabled, context, stacks, entries, clear=False, compiling=False, annotations=False, skip=()
+        enabled,
+        context,
+        stacks,
+        entries,
+        clear=False,
+        compiling=False,
+        annotations=False,
+        skip=(),
+        *host,
     ):
         for value, allowed in (
             (enabled, (None, "state", "all")),
@@ -271,9 +341,16 @@ def replace_functions(core):
         ):
             if value not in allowed:
                 raise RuntimeError(f"expected one of {allowed}, not {value!r}")
-        entries = entries if enabled == "all" else 1
-        start_or_stop(enabled, CONTEXTS[context], entries, stacks == "all", clear, skip)
-        follow(their_record_history, enabled, None, "python", 1, False, compiling, annotations, [])
+        # What it records itself is memory of the host.
+        follow(
+            their_record_history,
+            enabled, context, stacks, entries, clear, compiling, annotations, list(skip), *host,
+        )
+        kept = entries if enabled == "all" else 1
+        start_or_stop(
+            enabled if is_wanted(*host) else None,
+            CONTEXTS[context], kept, stacks == "all", clear, skip,
+        )
 
     def record_history_legacy(
         enabled,
@@ -285,12 +362,16 @@ def replace_functions(core):
         compiling=False,
         annotations=False,
         skip=(),
+        *host,
     ):
-        contexts = "alloc" if entries_context else "state" if context else None
-        start_or_stop(enabled, CONTEXTS[contexts], entries, cpp, clear, skip)
         follow(
             their_record_history_legacy,
-            enabled, False, 1, False, False, False, compiling, annotations, [],
+            enabled, context, entries, entries_context, cpp, clear, compiling, annotations,
+            list(skip), *host,
+        )
+        contexts = "alloc" if entries_context else "state" if context else None
+        start_or_stop(
+            enabled if is_wanted(*host) else None, CONTEXTS[contexts], entries, cpp, clear, skip
         )
 
     def changing(set_settings):
@@ -307,6 +388,15 @@ def replace_functions(core):
         encoded = text.encode()
         set_metadata(encoded, len(encoded))
         metadata[0] = text
+
+    def of_host(pool):
+        """Memory of the host, which snapshots have from 2.14 on, and PyTorch itself knows."""
+        names = ("host_segments", "host_traces") if release >= (2, 14) else ()
+        try:
+            theirs = following(their_snapshot, pool) if names else {}
+        except RuntimeError:
+            theirs = {}
+        return {name: theirs.get(name, []) for name in names}
 
     def memory_snapshot(pool=None):
         graph, user, traces = (*(pool or (0, 0)), True)[:3]
@@ -333,6 +423,7 @@ def replace_functions(core):
             segment["segment_pool_id"] = tuple(segment["segment_pool_id"])
         missing = core._cuda_getDeviceCount() - len(result["device_traces"])
         result["device_traces"] += ([] for _ in range(missing))
+        result |= of_host(pool)
         result["allocator_settings"] = {
             "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
             "expandable_segments": all(it["is_expandable"] for it in result["segments"]),
@@ -340,6 +431,8 @@ def replace_functions(core):
                 "graph_capture_record_stream_reuse", False
             ),
         }
+        if release >= (2, 13):
+            result["allocator_settings"] |= {"max_round_threshold": -1, "max_cached_size": -1}
         return result
 
     def attach_observer(observer):
@@ -415,7 +508,7 @@ def replace_functions(core):
         if hasattr(core, name):
             setattr(core, name, changing(getattr(core, name)))
     for name, function in {
-        "_cuda_memoryStats": of_device(nested_stats),
+        "_cuda_memoryStats": of_device(nested_stats_of_all),
         "_cuda_resetPeakMemoryStats": of_device(reset_peaks),
         "_cuda_resetAccumulatedMemoryStats": of_device(reset_accumulated),
         "_cuda_getMemoryFraction": of_device(fraction),

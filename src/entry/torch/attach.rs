@@ -7,7 +7,7 @@
 //! first allocation looks whether it did.
 
 use super::symbols::Library;
-use super::table::Object;
+use super::table::{self, Object};
 use super::{
     allocate, checkpoint, concertina_base_alloc, concertina_begin_allocate_to_pool,
     concertina_empty_cache, concertina_end_allocate_to_pool, concertina_free, concertina_init,
@@ -76,8 +76,9 @@ functions! {
     c"is_recorded": history::is_recorded;
     c"reading": history::reading;
     c"snapshot": history::tell_all;
-    c"know_cxx": snapshot::set_known;
     c"follows": snapshot::follows;
+    c"number_stats": table::number_stats;
+    c"withdraw_objects": table::withdraw_objects;
     c"set_metadata": history::set_metadata;
     c"trace_gpu": gpu_trace::trace_gpu;
     c"is_gpu_traced": gpu_trace::is_gpu_traced;
@@ -145,9 +146,27 @@ extern "C" fn attach(known: bool) -> bool {
         stats::set_allocator();
         lifecycle::expect_statistics();
         let mut missing = Vec::new();
+        let mut unexpected = String::from("this PyTorch is not built as expected");
         match object {
             Some(object) => {
                 missing = object.fit();
+                match object.release() {
+                    None => {
+                        unexpected = "this release of PyTorch is not known, and its C++ objects \
+                                      are left alone"
+                            .into();
+                    }
+                    Some(release) if !release.strings => {
+                        unexpected = "this PyTorch has the std::string of before GCC 5, which is \
+                                      left alone"
+                            .into();
+                    }
+                    Some(release) if release.snapshot.is_none() => {
+                        let (major, minor) = release.version;
+                        unexpected = format!("PyTorch {major}.{minor} is fitted in part");
+                    }
+                    Some(_) => {}
+                }
                 if register(&object).is_none() {
                     missing.push("torch.accelerator.memory");
                 }
@@ -162,8 +181,7 @@ extern "C" fn attach(known: bool) -> bool {
         }
         if !missing.is_empty() {
             message::say(&format!(
-                "this PyTorch is not built as expected; what works as under any pluggable allocator \
-                 only: {}",
+                "{unexpected}; what works as under any pluggable allocator only: {}",
                 missing.join(", ")
             ));
         }
@@ -177,10 +195,12 @@ fn register(object: &Object) -> Option<()> {
     type SetAllocator = unsafe extern "C-unwind" fn(i8, *mut c_void, u8);
     /// `c10::DeviceType::CUDA`.
     const CUDA: i8 = 1;
+    /// That of PyTorch's own, which a lower one does not replace: 0 up to 2.11, and 1 from then on.
+    const PRIORITY: u8 = 1;
     let set = Library::loaded(c"libc10.so")?
         .symbol(c"_ZN3c1012SetAllocatorENS_10DeviceTypeEPNS_9AllocatorEh")?;
     // SAFETY: the mangled name says what it takes; the object is an allocator that is never freed.
-    unsafe { transmute::<*mut c_void, SetAllocator>(set)(CUDA, object.address(), 0) };
+    unsafe { transmute::<*mut c_void, SetAllocator>(set)(CUDA, object.address(), PRIORITY) };
     Some(())
 }
 

@@ -26,6 +26,12 @@ fn new() -> Option<New> {
     })
 }
 
+/// So many bytes that C++ may free. `None` where there is no libstdc++.
+pub fn allocate(bytes: usize) -> Option<*mut c_void> {
+    // SAFETY: a plain allocation.
+    new().map(|new| unsafe { new(bytes) })
+}
+
 /// `std::string`, in the form that keeps its text outside itself: such a one may be moved as bytes.
 #[repr(C)]
 pub struct CxxString {

@@ -8,6 +8,7 @@ mod error;
 mod filter;
 mod gpu_trace;
 mod history;
+mod layouts;
 mod memory;
 mod profiler;
 mod raw;

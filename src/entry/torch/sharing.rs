@@ -10,6 +10,7 @@
 
 use super::cxx::{CxxString, SharedPointer};
 use super::error::{Failure, raise};
+use super::layouts::ShareableHandle;
 use super::memory::current_device;
 use super::symbols::Library;
 use super::usable;
@@ -22,18 +23,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// What stands before CUDA's own handle in PyTorch's text: the version of that, and that it is one
-/// (`SHAREABLE_HANDLE_VERSION` and `SHAREABLE_CUDA_MALLOC` in its `CUDACachingAllocator.cpp`).
-const PLAIN: [u8; 2] = [2, b'c'];
+/// (`SHAREABLE_HANDLE_VERSION` and `SHAREABLE_CUDA_MALLOC` in its `CUDACachingAllocator.cpp`). What goes with
+/// CUDA's own handle is the same in both versions; every release opens the first.
+const PLAIN: [[u8; 2]; 2] = [[2, b'c'], [3, b'c']];
 
 /// Something was shared: blocks may wait for other processes.
 static SHARED: AtomicBool = AtomicBool::new(false);
-
-/// `c10::cuda::CUDACachingAllocator::ShareableHandle`.
-#[repr(C)]
-pub struct ShareableHandle {
-    offset: isize,
-    text: CxxString,
-}
 
 /// `shareIpcHandle`. What it returns is no plain data, so the caller passes room for it first.
 pub unsafe extern "C-unwind" fn share_ipc_handle(
@@ -111,7 +106,7 @@ fn share(address: u64) -> Result<(Vec<u8>, u64), Unshared> {
             let handle = shared.handle_of_span().map_err(advise)?;
             handle.bytes().to_vec()
         }
-        Some(segment) => [&PLAIN[..], &device.segment_handle(segment)?].concat(),
+        Some(segment) => [&PLAIN[0][..], &device.segment_handle(segment)?].concat(),
     };
     Ok((text, offset))
 }
@@ -123,7 +118,8 @@ fn open(text: &[u8]) -> Result<Arc<Opened>, Unshared> {
     if let Some(handle) = Handle::of(text) {
         return sharing::open(device, &handle).map_err(advise);
     }
-    let plain = text.strip_prefix(&PLAIN[..]);
+    let mut versions = PLAIN.iter();
+    let plain = versions.find_map(|version| text.strip_prefix(&version[..]));
     let plain: Option<SegmentHandle> = plain.and_then(|handle| handle.try_into().ok());
     match plain {
         Some(handle) => sharing::open_segment(device, &handle),

@@ -1,14 +1,16 @@
 //! Memory history for C++: `torch::cuda::_record_memory_history` and `_memory_snapshot_pickled` ask the
-//! allocator object itself, in classes of PyTorch 2.11. To any other release these functions are what they
-//! are in any pluggable allocator.
+//! allocator object itself, in classes that differ from release to release.
 
 use super::concertina_pool_id;
 use super::cxx::{CxxString, CxxVector, SharedPointer};
+use super::error::{Failure, raise};
 use super::history::{self, Gather, snapshot_of};
+use super::layouts::{AllocatorConfigInfo, BlockInfo, SegmentInfo, SnapshotInfo, TraceEntry};
 use super::symbols::Library;
 use super::table::SNAPSHOT;
 use crate::entry::guard::guard;
 use concertina_engine::runtime::history::{Action, Context, Place};
+use concertina_engine::runtime::message;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -16,16 +18,9 @@ use std::mem::{take, transmute};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// PyTorch's classes are those below.
-static KNOWN: AtomicBool = AtomicBool::new(false);
-
-/// `attach.py` records, and has PyTorch take part in it: its call says nothing new.
+/// `attach.py` records or reads, and has PyTorch take part in it: its call says nothing new, and asks for
+/// nothing.
 static FOLLOWS: AtomicBool = AtomicBool::new(false);
-
-/// What `attach.py` knows of the release: whether it is 2.11.
-pub extern "C" fn set_known(known: bool) {
-    KNOWN.store(known, Relaxed);
-}
 
 /// Until it says that that is over, PyTorch follows `attach.py`.
 pub extern "C" fn follows(begins: bool) {
@@ -104,7 +99,7 @@ pub unsafe extern "C" fn record_history(
     clear: bool,
     skip: *const CxxVector<CxxString>,
 ) {
-    if !KNOWN.load(Relaxed) || FOLLOWS.load(Relaxed) {
+    if FOLLOWS.load(Relaxed) {
         return;
     }
     guard((), || {
@@ -124,109 +119,58 @@ pub unsafe extern "C" fn record_history(
     });
 }
 
-// ---- PyTorch's classes ---------------------------------------------------------------------------
-
-#[repr(C)]
-struct BlockInfo {
-    size: u64,
-    requested_size: u64,
-    gc_counter: i32,
-    allocated: bool,
-    active: bool,
-    context_when_allocated: SharedPointer,
+/// The same in releases of which C++ gets no snapshot: PyTorch may take part in what `attach.py` records, and
+/// C++ may not ask for more.
+pub unsafe extern "C-unwind" fn follow_history(_: This) {
+    if FOLLOWS.load(Relaxed) {
+        return;
+    }
+    // SAFETY: PyTorch, which called, lets exceptions through.
+    let unsaid = unsafe { raise(Failure::Other(NO_HISTORY.into())) };
+    message::say(&unsaid);
 }
 
-#[repr(C)]
-struct SegmentInfo {
-    device: i8,
-    registration_counter: i32,
-    address: u64,
-    total_size: u64,
-    requested_size: u64,
-    allocated_size: u64,
-    active_size: u64,
-    stream: u64,
-    is_large: bool,
-    is_expandable: bool,
-    owner_private_pool_id: [u64; 2],
-    blocks: CxxVector<BlockInfo>,
-    context_when_allocated: SharedPointer,
-}
+const NO_HISTORY: &str = "concertina records memory history for C++ from PyTorch 2.11 on";
 
-#[repr(C)]
-struct TraceEntry {
-    action: u32,
-    device: i8,
-    address: u64,
-    context: SharedPointer,
-    stream: u64,
-    size: u64,
-    mempool: [u64; 2],
-    time: u64,
-    compile_context: CxxString,
-    user_metadata: CxxString,
-}
-
-#[repr(C)]
-struct AllocatorConfigInfo {
-    garbage_collection_threshold: f64,
-    max_split_size: u64,
-    pinned_num_register_threads: u64,
-    expandable_segments: bool,
-    release_lock_on_malloc: bool,
-    pinned_use_host_register: bool,
-    graph_capture_record_stream_reuse: bool,
-    last_allocator_settings: CxxString,
-    roundup_power2_divisions: CxxVector<u64>,
-}
-
-#[repr(C)]
-pub struct SnapshotInfo {
-    segments: CxxVector<SegmentInfo>,
-    device_traces: CxxVector<CxxVector<TraceEntry>>,
-    /// `AnnotationEntry`; they are told to Python alone.
-    external_annotations: CxxVector<[u64; 9]>,
-    config_metadata: AllocatorConfigInfo,
-}
-
-const _: () = assert!(size_of::<BlockInfo>() == 40 && size_of::<SegmentInfo>() == 120);
-const _: () = assert!(size_of::<TraceEntry>() == 136 && size_of::<SnapshotInfo>() == 160);
+// ---- snapshots -----------------------------------------------------------------------------------
 
 /// `snapshot`. What it returns is no plain data, so the caller passes room for it first.
-pub unsafe extern "C-unwind" fn snapshot(
-    result: *mut SnapshotInfo,
+pub unsafe extern "C-unwind" fn snapshot<
+    const INTERNAL: usize,
+    const CACHED: usize,
+    const HOST: usize,
+>(
+    result: *mut SnapshotInfo<INTERNAL, CACHED, HOST>,
     this: This,
     pool: concertina_pool_id,
     traces: bool,
-) -> *mut SnapshotInfo {
-    type Snapshot = unsafe extern "C-unwind" fn(
-        *mut SnapshotInfo,
-        This,
-        concertina_pool_id,
-        bool,
-    ) -> *mut SnapshotInfo;
-    let made = match KNOWN.load(Relaxed) {
-        true => guard(None, || info(&snapshot_of((pool.graph, pool.user), traces))),
-        false => None,
-    };
+) -> *mut SnapshotInfo<INTERNAL, CACHED, HOST> {
+    type Snapshot =
+        unsafe extern "C-unwind" fn(*mut c_void, This, concertina_pool_id, bool) -> *mut c_void;
+    let made = guard(None, || match FOLLOWS.load(Relaxed) {
+        true => info(&Value::Null),
+        false => info(&snapshot_of((pool.graph, pool.user), traces)),
+    });
     if let Some(made) = made {
         // SAFETY: the caller's room.
         unsafe { result.write(made) };
         return result;
     }
     let theirs = Library::loaded(c"libtorch_cuda.so").and_then(|torch| torch.symbol(SNAPSHOT));
-    match theirs {
+    if let Some(theirs) = theirs {
         // SAFETY: the mangled name says what it takes; it throws.
-        Some(theirs) => unsafe {
-            transmute::<*mut c_void, Snapshot>(theirs)(result, this, pool, traces)
-        },
-        // It was found when the table was fitted.
-        None => result,
+        unsafe {
+            transmute::<*mut c_void, Snapshot>(theirs)(result.cast(), this, pool, traces);
+        }
     }
+    // It was found when the table was fitted.
+    result
 }
 
 /// `None` where there is no libstdc++.
-fn info(value: &Value) -> Option<SnapshotInfo> {
+fn info<const INTERNAL: usize, const CACHED: usize, const HOST: usize>(
+    value: &Value,
+) -> Option<SnapshotInfo<INTERNAL, CACHED, HOST>> {
     let segments: Option<Vec<_>> = list(&value["segments"]).iter().map(segment).collect();
     let segments = segments?;
     let expandable = segments.iter().all(|it| it.is_expandable);
@@ -246,8 +190,16 @@ fn info(value: &Value) -> Option<SnapshotInfo> {
             graph_capture_record_stream_reuse: value["graph_capture_record_stream_reuse"] == true,
             last_allocator_settings: CxxString::of(b"")?,
             roundup_power2_divisions: CxxVector::of(Vec::new())?,
+            most: [u64::MAX; CACHED],
         },
+        host: all(|| CxxVector::of(Vec::new()))?,
     })
+}
+
+/// So many of what is made one by one.
+fn all<T, const COUNT: usize>(make: impl Fn() -> Option<T>) -> Option<[T; COUNT]> {
+    let made: Option<Vec<T>> = (0..COUNT).map(|_| make()).collect();
+    made?.try_into().ok()
 }
 
 fn segment(value: &Value) -> Option<SegmentInfo> {
@@ -259,7 +211,6 @@ fn segment(value: &Value) -> Option<SegmentInfo> {
         active: value["state"] != "inactive",
         context_when_allocated: context(value),
     };
-    let pool = &value["segment_pool_id"];
     Some(SegmentInfo {
         device: number(&value["device"]) as i8,
         registration_counter: -1,
@@ -271,13 +222,16 @@ fn segment(value: &Value) -> Option<SegmentInfo> {
         stream: number(&value["stream"]),
         is_large: true,
         is_expandable: value["is_expandable"] == true,
-        owner_private_pool_id: [number(&pool[0]), number(&pool[1])],
+        owner_private_pool_id: pool_of(&value["segment_pool_id"]),
         blocks: CxxVector::of(list(&value["blocks"]).iter().map(block).collect())?,
         context_when_allocated: SharedPointer::NULL,
     })
 }
 
-fn trace(device: usize, value: &Value) -> Option<CxxVector<TraceEntry>> {
+fn trace<const INTERNAL: usize>(
+    device: usize,
+    value: &Value,
+) -> Option<CxxVector<TraceEntry<INTERNAL>>> {
     let entry = |value: &Value| {
         let action = Action::ALL
             .iter()
@@ -296,10 +250,16 @@ fn trace(device: usize, value: &Value) -> Option<CxxVector<TraceEntry>> {
             time: number(&value["time_us"]),
             compile_context: text("compile_context")?,
             user_metadata: text("user_metadata")?,
+            internal_metadata: all(|| CxxString::of(b""))?,
         })
     };
     let entries: Option<Vec<_>> = list(value).iter().map(entry).collect();
     CxxVector::of(entries?)
+}
+
+/// The name of a private pool.
+fn pool_of(value: &Value) -> [u64; 2] {
+    [number(&value[0]), number(&value[1])]
 }
 
 fn number(value: &Value) -> u64 {

@@ -5,6 +5,8 @@
 //! object's table by its address; a copy of the table with our functions in those places is then put
 //! into the object. What is not where it was looked for is left as it is, and named.
 
+use super::error::{Failure, raise};
+use super::layouts::{DeviceStats, Figures, PoolMap, Pools, Release, Snapshot, Stats};
 use super::raw::{self, CxxStream, RAW_ALLOC, RAW_DELETE};
 use super::symbols::{Library, member};
 use super::{
@@ -18,20 +20,20 @@ use crate::entry::guard::guard;
 use concertina_engine::core::{Counters, Flow};
 use concertina_engine::runtime::settings::variable_text;
 use concertina_engine::runtime::stats::by_name;
-use concertina_engine::runtime::{is_uncached, set_uncached};
+use concertina_engine::runtime::{is_uncached, message, set_uncached};
 use std::array;
 use std::ffi::{CStr, c_double, c_int, c_void};
 use std::mem::transmute;
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, Ordering::Relaxed};
 
 /// Where in the table a function's place is.
 enum Place {
     /// Where this function of `CUDAPluggableAllocator` stands.
     Of(&'static CStr),
-    /// So many places into a stretch.
-    Between(&'static Stretch, usize),
+    /// So many places into a stretch, where that is one of so many.
+    Between(&'static Stretch, usize, &'static [usize]),
     /// As [`Of`], for a function that returns an object of a class. Ours take the room for it as their
     /// first argument, which is how it is passed on x86-64 and, say, not on AArch64.
     Returns(&'static CStr),
@@ -43,17 +45,19 @@ struct Stretch {
     /// Its first function, by its name in one release or another.
     from: &'static [&'static CStr],
     to: &'static CStr,
-    /// How far apart they are, in one release or another.
-    apart: &'static [usize],
 }
 
 struct Slot {
     place: Place,
-    function: *const (),
-    /// What a program does without where it is missing.
-    loss: &'static str,
+    /// `None` where PyTorch's own stays in this release.
+    function: Option<*const ()>,
+    /// What a program does without where it is missing, unless hooks do the same.
+    loss: Option<&'static str>,
 }
 
+const EMPTY_CACHE: &CStr = member!("10emptyCacheESt4pairIyyE");
+/// That of releases up to 2.7.
+const EMPTY_ALL: &CStr = member!("10emptyCacheEv");
 const RELEASE_POOL: &CStr = member!("11releasePoolEaSt4pairIyyE");
 const MEMCPY_ASYNC: &CStr = member!("11memcpyAsyncEPviPKvimP11CUstream_stb");
 const SHARE_IPC_HANDLE: &CStr = member!("14shareIpcHandleEPv");
@@ -67,6 +71,9 @@ struct Tables {
     begin: [usize; 2],
     /// The places of `raw_alloc` and `raw_delete`, in the tables of all allocators.
     raw: Option<(usize, usize)>,
+    /// What was put into ours for functions with objects: the place, what PyTorch has there, and what a
+    /// program does without it.
+    objects: Vec<(&'static AtomicUsize, usize, Option<&'static str>)>,
 }
 
 static TABLES: OnceLock<Tables> = OnceLock::new();
@@ -96,20 +103,20 @@ pub unsafe fn raw_functions(object: *mut c_void) -> Option<(*const (), *const ()
 const POOLS: Stretch = Stretch {
     from: &[RELEASE_POOL],
     to: SHARE_IPC_HANDLE,
-    apart: &[6],
 };
 
 /// `enable` and `isEnabled`, behind one function or another, by release.
 const SWITCH: Stretch = Stretch {
     from: &[
         member!("25getExpandableSegmentSizesEa"),
+        EMPTY_CACHE,
+        EMPTY_ALL,
         member!("17setMemoryFractionEda"),
     ],
     to: member!("9cacheInfoEaPm"),
-    apart: &[3],
 };
 
-/// `recordHistory` and what follows it; 2.9 has no metadata there.
+/// `recordHistory` and what follows it.
 const HISTORY: Stretch = Stretch {
     from: &[
         member!(
@@ -121,47 +128,178 @@ const HISTORY: Stretch = Stretch {
             "13recordHistoryEbPFSt10shared_ptrIN3c1015GatheredContextEEvEmNS4_4cuda20\
              CUDACachingAllocator13RecordContextEb"
         ),
+        member!(
+            "13recordHistoryEbPFSt10shared_ptrIN3c1015GatheredContextEEvEmNS4_4cuda20\
+             CUDACachingAllocator13RecordContextE"
+        ),
     ],
     to: member!("25attachOutOfMemoryObserverESt8functionIFvlmmmEE"),
-    apart: &[4, 6],
 };
 
-macro_rules! slots {
-    ($($place:expr, $function:expr, $loss:literal;)*) => {
-        fn slots() -> Vec<Slot> {
-            vec![$(Slot { place: $place, function: $function as *const (), loss: $loss },)*]
-        }
+const MEM_POOL: &str = "torch.cuda.MemPool";
+const GRAPHS: &str = "CUDA graphs";
+const STATISTICS: &str = "statistics for C++";
+const FRACTION: &str = "the memory fraction";
+const SWITCHING: &str = "torch.cuda.caching_allocator_enable";
+const SHARING: &str = "torch.multiprocessing";
+const NAMES: &str = "record_function in memory snapshots";
+const SNAPSHOTS: &str = "memory snapshots for C++";
+
+/// Functions that take and answer numbers and addresses alone, and `std::function`s, which are libstdc++'s:
+/// right in every release that has them.
+fn plain_slots() -> Vec<Slot> {
+    let slot = |place, function, loss| Slot {
+        place,
+        function: Some(function),
+        loss: Some(loss),
     };
+    vec![
+        slot(
+            Of(member!("9cacheInfoEaPm")),
+            cache_info as *const (),
+            "torch.backends.cudnn.benchmark",
+        ),
+        slot(
+            Of(member!("17getMemoryFractionEa")),
+            get_memory_fraction as *const (),
+            FRACTION,
+        ),
+        slot(
+            Of(member!("17setMemoryFractionEda")),
+            set_memory_fraction as *const (),
+            FRACTION,
+        ),
+        slot(
+            Of(member!("21resetAccumulatedStatsEa")),
+            reset_accumulated_stats as *const (),
+            STATISTICS,
+        ),
+        slot(
+            Of(member!("14resetPeakStatsEa")),
+            reset_peak_stats as *const (),
+            STATISTICS,
+        ),
+        slot(
+            Of(member!(
+                "19beginAllocateToPoolEaSt4pairIyyESt8functionIFbP11CUstream_stEE"
+            )),
+            begin_allocate_to_pool as *const (),
+            GRAPHS,
+        ),
+        slot(
+            Of(member!("17endAllocateToPoolEaSt4pairIyyE")),
+            end_allocate_to_pool as *const (),
+            GRAPHS,
+        ),
+        slot(Of(RELEASE_POOL), release_pool as *const (), GRAPHS),
+        slot(
+            Of(MEMCPY_ASYNC),
+            memcpy_async as *const (),
+            "copies between GPUs that do not reach each other",
+        ),
+        slot(
+            Between(&POOLS, 1, &[4, 5, 6]),
+            get_pool_use_count as *const (),
+            MEM_POOL,
+        ),
+        slot(Between(&SWITCH, 1, &[3]), enable as *const (), SWITCHING),
+        slot(
+            Between(&SWITCH, 2, &[3]),
+            is_enabled as *const (),
+            SWITCHING,
+        ),
+    ]
 }
 
-slots! {
-    Of(member!("10emptyCacheESt4pairIyyE")), empty_cache, "torch.cuda.MemPool";
-    Of(member!("9cacheInfoEaPm")), cache_info, "torch.backends.cudnn.benchmark";
-    Of(member!("17getMemoryFractionEa")), get_memory_fraction, "the memory fraction";
-    Of(member!("17setMemoryFractionEda")), set_memory_fraction, "the memory fraction";
-    Of(member!("21resetAccumulatedStatsEa")), reset_accumulated_stats, "statistics for C++";
-    Of(member!("14resetPeakStatsEa")), reset_peak_stats, "statistics for C++";
-    Of(member!("12recordStreamERKN3c107DataPtrENS3_4cuda10CUDAStreamE")), record_stream,
-        "record_stream";
-    Of(member!("19beginAllocateToPoolEaSt4pairIyyESt8functionIFbP11CUstream_stEE")),
-        begin_allocate_to_pool, "CUDA graphs";
-    Of(member!("17endAllocateToPoolEaSt4pairIyyE")), end_allocate_to_pool, "CUDA graphs";
-    Of(RELEASE_POOL), release_pool, "CUDA graphs";
-    Of(MEMCPY_ASYNC), memcpy_async, "copies between GPUs that do not reach each other";
-    Between(&POOLS, 1), get_pool_use_count, "torch.cuda.MemPool";
-    Between(&POOLS, 2), create_or_incref_pool, "torch.cuda.MemPool";
-    Between(&POOLS, 3), set_use_on_oom, "torch.cuda.MemPool";
-    Between(&POOLS, 4), set_no_split, "torch.cuda.MemPool";
-    Between(&HISTORY, 0), snapshot::record_history, "record_function in memory snapshots";
-    Between(&HISTORY, 1), history::record_annotation, "record_function in memory snapshots";
-    Between(&HISTORY, 2), history::push_compile_context, "record_function in memory snapshots";
-    Between(&HISTORY, 3), history::pop_compile_context, "record_function in memory snapshots";
-    Between(&SWITCH, 1), enable, "torch.cuda.caching_allocator_enable";
-    Between(&SWITCH, 2), is_enabled, "torch.cuda.caching_allocator_enable";
-    Returns(member!("14getDeviceStatsEa")), get_device_stats, "statistics for C++";
-    Returns(SHARE_IPC_HANDLE), sharing::share_ipc_handle, "torch.multiprocessing";
-    Returns(member!("12getIpcDevPtrENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE")),
-        sharing::get_ipc_dev_ptr, "torch.multiprocessing";
+/// Functions with objects of PyTorch's classes, and those without symbols whose arguments changed: PyTorch's
+/// own stay where a class is not known.
+fn object_slots(release: Option<&Release>) -> Vec<Slot> {
+    let slot = |place, function: Option<*const ()>, loss| Slot {
+        place,
+        function,
+        loss: Some(loss),
+    };
+    let of_known = |function: *const ()| release.map(|_| function);
+    let of_strings = |function: *const ()| release.filter(|it| it.strings).map(|_| function);
+    let stats = release.map(|it| match it.device_stats {
+        Stats::Plain => get_device_stats::<0, 0> as *const (),
+        Stats::Rejections => get_device_stats::<0, 1> as *const (),
+        Stats::ByPool => get_device_stats::<1, 1> as *const (),
+    });
+    let snapshot = release.and_then(|it| it.snapshot).map(|it| match it {
+        Snapshot::Plain => snapshot::snapshot::<0, 0, 0> as *const (),
+        Snapshot::Cached => snapshot::snapshot::<0, 2, 0> as *const (),
+        Snapshot::Host => snapshot::snapshot::<0, 2, 2> as *const (),
+        Snapshot::Internal => snapshot::snapshot::<1, 2, 2> as *const (),
+    });
+    let record = release.map(|it| match it.snapshot {
+        Some(_) => snapshot::record_history as *const (),
+        None => snapshot::follow_history as *const (),
+    });
+    let pools = release.map(|it| match it.pools {
+        Pools::Bare => (retain_pool as *const (), lend_pool as *const ()),
+        Pools::Address => (create_or_incref_pool as *const (), lend_pool as *const ()),
+        Pools::Shared => (
+            create_or_incref_pool as *const (),
+            set_use_on_oom as *const (),
+        ),
+    });
+    let empty = match release.map(|it| it.pools) {
+        Some(Pools::Bare) => (EMPTY_ALL, empty_all as *const ()),
+        _ => (EMPTY_CACHE, empty_cache as *const ()),
+    };
+    vec![
+        slot(Of(empty.0), Some(empty.1), MEM_POOL),
+        Slot {
+            // What the hook does, too.
+            loss: None,
+            place: Of(member!(
+                "12recordStreamERKN3c107DataPtrENS3_4cuda10CUDAStreamE"
+            )),
+            function: of_known(record_stream as *const ()),
+        },
+        slot(
+            Between(&POOLS, 2, &[4, 5, 6]),
+            pools.map(|it| it.0),
+            MEM_POOL,
+        ),
+        slot(Between(&POOLS, 3, &[5, 6]), pools.map(|it| it.1), MEM_POOL),
+        slot(
+            Between(&POOLS, 4, &[6]),
+            of_known(set_no_split as *const ()),
+            MEM_POOL,
+        ),
+        slot(Between(&HISTORY, 0, &[2, 4, 6, 8]), record, NAMES),
+        slot(
+            Between(&HISTORY, 1, &[2, 4, 6, 8]),
+            of_strings(history::record_annotation as *const ()),
+            NAMES,
+        ),
+        slot(
+            Between(&HISTORY, 2, &[4, 6, 8]),
+            of_strings(history::push_compile_context as *const ()),
+            NAMES,
+        ),
+        slot(
+            Between(&HISTORY, 3, &[4, 6, 8]),
+            of_known(history::pop_compile_context as *const ()),
+            NAMES,
+        ),
+        slot(Returns(member!("14getDeviceStatsEa")), stats, STATISTICS),
+        slot(Returns(SNAPSHOT), snapshot, SNAPSHOTS),
+        slot(
+            Returns(SHARE_IPC_HANDLE),
+            of_strings(sharing::share_ipc_handle as *const ()),
+            SHARING,
+        ),
+        slot(
+            Returns(member!(
+                "12getIpcDevPtrENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+            )),
+            of_strings(sharing::get_ipc_dev_ptr as *const ()),
+            SHARING,
+        ),
+    ]
 }
 
 /// Words before the first function of a table: the object's offset, and its type.
@@ -226,22 +364,35 @@ impl Object {
         )
     }
 
+    /// The release of PyTorch that it is of, where its classes are known.
+    pub fn release(&self) -> Option<&'static Release> {
+        Release::loaded(self.table.len())
+    }
+
     /// Puts our functions into its table. Answers what is missing.
     pub fn fit(&self) -> Vec<&'static str> {
         let mut table = self.table.to_vec();
         let mut missing = Vec::new();
-        for slot in slots() {
-            match self.place(&slot.place) {
-                Some(at) => table[at] = slot.function as usize,
-                None if missing.contains(&slot.loss) => {}
-                None => missing.push(slot.loss),
+        let release = self.release();
+        let mut objects = Vec::new();
+        let plain = plain_slots().into_iter().map(|slot| (slot, false));
+        let with_objects = object_slots(release).into_iter().map(|slot| (slot, true));
+        for (slot, has_objects) in plain.chain(with_objects) {
+            match (self.place(&slot.place), slot.function) {
+                (Some(at), Some(function)) => {
+                    table[at] = function as usize;
+                    if has_objects {
+                        objects.push((at, slot.loss));
+                    }
+                }
+                // A shorter stretch of a known release has no such function.
+                (None, Some(_)) if release.is_some() && self.is_shorter(&slot.place) => {}
+                _ => missing.extend(slot.loss.filter(|loss| !missing.contains(loss))),
             }
         }
-        if let Some(at) = self.place(&Returns(SNAPSHOT)) {
-            table[at] = snapshot::snapshot as *const () as usize;
-        }
         // All or none: PyTorch's own take back only what PyTorch's own handed out.
-        let straight: Option<Vec<_>> = raw::slots()
+        let straight = release.map(|_| raw::slots()).unwrap_or_default();
+        let straight: Option<Vec<_>> = straight
             .into_iter()
             .map(|(name, function)| Some((self.place_of(name)?, function)))
             .collect();
@@ -249,17 +400,27 @@ impl Object {
             table[at] = function as usize;
         }
         // For as long as the process lives, as the object does.
-        let table = Box::leak(table.into_boxed_slice());
+        let table: Vec<AtomicUsize> = table.into_iter().map(AtomicUsize::new).collect();
+        let table: &'static [AtomicUsize] = Box::leak(table.into_boxed_slice());
+        let objects = objects.into_iter();
+        let objects = objects.map(|(at, loss)| (&table[at], self.table[at], loss));
         let raw = self.place_of(RAW_ALLOC).zip(self.place_of(RAW_DELETE));
         if raw.is_none() {
             missing.push("allocators of a torch.cuda.MemPool's own");
         }
-        let begin = [self.table, table].map(|it| it[BEFORE..].as_ptr() as usize);
+        let begin = [
+            self.table[BEFORE..].as_ptr() as usize,
+            table[BEFORE..].as_ptr() as usize,
+        ];
         // Whoever sees the table sees what is in it.
-        self.words[0].store(begin[1], Release);
+        self.words[0].store(begin[1], Ordering::Release);
         let raw = raw.map(|(alloc, delete)| (alloc - BEFORE, delete - BEFORE));
         // The first to be fitted is the one that stays PyTorch's.
-        let _ = TABLES.set(Tables { begin, raw });
+        let _ = TABLES.set(Tables {
+            begin,
+            raw,
+            objects: objects.collect(),
+        });
         enable(ptr::null_mut(), true);
         missing
     }
@@ -269,13 +430,28 @@ impl Object {
             Of(name) => self.place_of(name),
             Returns(name) if cfg!(target_arch = "x86_64") => self.place_of(name),
             Returns(_) => None,
-            Between(stretch, after) => {
-                let start = stretch.from.iter().find_map(|name| self.place_of(name))?;
-                let end = self.place_of(stretch.to)?;
-                let known = stretch.apart.iter().any(|apart| end == start + apart);
-                known.then_some(start + after)
+            Between(stretch, after, lengths) => {
+                let mut stretches = self.stretches(stretch);
+                let (start, _) = stretches.find(|(_, length)| lengths.contains(length))?;
+                Some(start + after)
             }
         }
+    }
+
+    /// Whether a stretch is there, and too short for this place.
+    fn is_shorter(&self, place: &Place) -> bool {
+        let Between(stretch, _, lengths) = place else {
+            return false;
+        };
+        let mut found = self.stretches(stretch).peekable();
+        found.peek().is_some() && found.all(|(_, length)| lengths.iter().all(|it| length < *it))
+    }
+
+    /// Where a stretch may begin, and how long it is then.
+    fn stretches(&self, stretch: &Stretch) -> impl Iterator<Item = (usize, usize)> {
+        let end = self.place_of(stretch.to);
+        let starts = stretch.from.iter().filter_map(|name| self.place_of(name));
+        starts.filter_map(move |start| Some((start, end?.checked_sub(start)?)))
     }
 
     /// The one place in the table that has the function of this name.
@@ -306,6 +482,10 @@ extern "C-unwind" fn empty_cache(_: This, pool: concertina_pool_id) {
     }
     // No guard: an allocator of the program's may throw.
     each_device(|device| device.return_supplied());
+}
+
+extern "C-unwind" fn empty_all(this: This) {
+    empty_cache(this, concertina_pool_id { graph: 0, user: 0 });
 }
 
 /// PyTorch's variable turns caching off for good, whatever the program says.
@@ -339,53 +519,103 @@ extern "C" fn set_memory_fraction(_: This, fraction: c_double, device: i8) {
     concertina_memory_fraction(fraction, device.into());
 }
 
-/// `c10::CachingDeviceAllocator::DeviceStats`, of numbers of eight bytes each.
-#[repr(C)]
-struct DeviceStats {
-    /// Nine quantities, each for all memory and for the small and the large pool.
-    usage: [[Figure; 3]; 9],
-    num_alloc_retries: i64,
-    num_ooms: i64,
-    oversize_allocations: Figure,
-    oversize_segments: Figure,
-    num_sync_all_streams: i64,
-    num_device_alloc: i64,
-    num_device_free: i64,
-    max_split_size: i64,
+/// The statistics as PyTorch's class; `None` where there is no libstdc++ for what is in it.
+fn device_stats<const BY_POOL: usize, const REJECTIONS: usize>(
+    counters: &Counters,
+) -> Option<DeviceStats<BY_POOL, REJECTIONS>> {
+    let pools = [&counters.all, &counters.small, &counters.large].map(by_name);
+    let figure =
+        |flow: &Flow| [flow.current, flow.peak, flow.allocated, flow.freed].map(|it| it as i64);
+    let figures = |at: usize| -> Figures { array::from_fn(|pool| figure(pools[pool][at].1)) };
+    let maps: Option<Vec<PoolMap>> = (0..BY_POOL).map(|_| PoolMap::empty()).collect();
+    Some(DeviceStats {
+        usage: array::from_fn(figures),
+        // Python is told of pools by `attach.py`.
+        reserved_bytes_by_private_pools: maps?.try_into().ok()?,
+        more_usage: array::from_fn(|at| figures(6 + at)),
+        num_alloc_retries: counters.alloc_retries as i64,
+        num_ooms: counters.ooms as i64,
+        // No block is kept from being split.
+        oversize_allocations: [0; 4],
+        oversize_segments: [0; 4],
+        num_sync_all_streams: counters.syncs as i64,
+        num_device_alloc: counters.device_allocs as i64,
+        num_device_free: counters.device_frees as i64,
+        // Nothing is refused ahead of time.
+        num_oom_rejections: [0; REJECTIONS],
+        max_split_size: -1,
+    })
 }
 
-/// `c10::CachingAllocator::Stat`: current, peak, allocated, freed.
-type Figure = [i64; 4];
-
-impl DeviceStats {
-    fn of(counters: &Counters) -> DeviceStats {
-        let pools = [&counters.all, &counters.small, &counters.large].map(by_name);
-        let figure =
-            |flow: &Flow| [flow.current, flow.peak, flow.allocated, flow.freed].map(|it| it as i64);
-        DeviceStats {
-            usage: array::from_fn(|at| array::from_fn(|pool| figure(pools[pool][at].1))),
-            num_alloc_retries: counters.alloc_retries as i64,
-            num_ooms: counters.ooms as i64,
-            // No block is kept from being split.
-            oversize_allocations: [0; 4],
-            oversize_segments: [0; 4],
-            num_sync_all_streams: counters.syncs as i64,
-            num_device_alloc: counters.device_allocs as i64,
-            num_device_free: counters.device_frees as i64,
-            max_split_size: -1,
-        }
-    }
-}
-
-unsafe extern "C" fn get_device_stats(
-    result: *mut DeviceStats,
+unsafe extern "C-unwind" fn get_device_stats<const BY_POOL: usize, const REJECTIONS: usize>(
+    result: *mut DeviceStats<BY_POOL, REJECTIONS>,
     _: This,
     device: i8,
-) -> *mut DeviceStats {
-    let counters = guard(Counters::default(), || memory::counters(device.into()));
-    // SAFETY: the caller's room.
-    unsafe { result.write(DeviceStats::of(&counters)) };
+) -> *mut DeviceStats<BY_POOL, REJECTIONS> {
+    let made = guard(None, || device_stats(&memory::counters(device.into())));
+    match made {
+        Some(mut made) => {
+            if NUMBERED.load(Relaxed) {
+                made.number();
+            }
+            // SAFETY: the caller's room.
+            unsafe { result.write(made) }
+        }
+        // SAFETY: PyTorch, which called, lets exceptions through.
+        None => unsafe {
+            raise(Failure::Other("libstdc++ is not to be found".into()));
+        },
+    }
     result
+}
+
+/// While it is set, [`get_device_stats`] answers with a number of its own for each figure.
+static NUMBERED: AtomicBool = AtomicBool::new(false);
+
+/// Until it says that that is over, statistics for C++ are the numbers from 1000 on, in their order: how
+/// PyTorch reads them shows whether its class is laid out as ours.
+pub extern "C" fn number_stats(begins: bool) {
+    NUMBERED.store(begins, Relaxed);
+}
+
+/// PyTorch's own functions with objects are put back, as its classes turn out to be others than those of its
+/// release.
+pub extern "C" fn withdraw_objects() {
+    guard((), || {
+        let mut missing = Vec::new();
+        for (place, theirs, loss) in TABLES.get().into_iter().flat_map(|it| &it.objects) {
+            place.store(*theirs, Relaxed);
+            missing.extend(loss.filter(|loss| !missing.contains(loss)));
+        }
+        if !missing.is_empty() {
+            message::say(&format!(
+                "this PyTorch's classes are not those of its release; what works as under any \
+                 pluggable allocator only: {}",
+                missing.join(", ")
+            ));
+        }
+    });
+}
+
+impl<const BY_POOL: usize, const REJECTIONS: usize> DeviceStats<BY_POOL, REJECTIONS> {
+    fn number(&mut self) {
+        let usage = self.usage.iter_mut().chain(&mut self.more_usage);
+        let figures = usage.flatten().flatten();
+        let figures = figures
+            .chain([&mut self.num_alloc_retries, &mut self.num_ooms])
+            .chain(&mut self.oversize_allocations)
+            .chain(&mut self.oversize_segments)
+            .chain([
+                &mut self.num_sync_all_streams,
+                &mut self.num_device_alloc,
+                &mut self.num_device_free,
+            ])
+            .chain(&mut self.num_oom_rejections)
+            .chain([&mut self.max_split_size]);
+        for (figure, number) in figures.zip(1000..) {
+            *figure = number;
+        }
+    }
 }
 
 extern "C" fn reset_accumulated_stats(_: This, device: i8) {
@@ -518,6 +748,17 @@ extern "C" fn set_use_on_oom(_: This, device: i8, pool: concertina_pool_id, lent
             device.lend_pool((pool.graph, pool.user), lent);
         }
     });
+}
+
+/// The same where there is no flag, and pools always lend.
+extern "C" fn lend_pool(this: This, device: i8, pool: concertina_pool_id) {
+    set_use_on_oom(this, device, pool, true);
+}
+
+/// [`create_or_incref_pool`] where pools have no allocator of their own.
+extern "C" fn retain_pool(this: This, device: i8, pool: concertina_pool_id) {
+    // SAFETY: there is no allocator.
+    unsafe { create_or_incref_pool(this, device, pool, ptr::null()) };
 }
 
 extern "C" fn set_no_split(_: This, device: i8, pool: concertina_pool_id) {

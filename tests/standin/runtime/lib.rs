@@ -52,6 +52,7 @@ mod error;
 mod event;
 mod graph;
 mod kernel;
+mod library;
 mod memory;
 mod pool;
 mod properties;

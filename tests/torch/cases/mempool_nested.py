@@ -2,7 +2,7 @@
 # block lies in the pool whose scope is the innermost of its thread. PyTorch's own allocator refuses a pool
 # that is in use already, in the same thread or another.
 #: memory 512
-#: torch 2.10
+#: torch 2.9
 import threading
 
 import torch

@@ -3,7 +3,7 @@
 # its tensors.
 #: attach plain install native run
 #: memory 512
-#: torch 2.10
+#: torch 2.9
 import ctypes
 
 import torch

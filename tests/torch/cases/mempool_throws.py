@@ -1,7 +1,7 @@
 # The allocator of a torch.cuda.MemPool throws C++ exceptions: they come to the program.
 #: attach plain install
 #: memory 256
-#: torch 2.10
+#: torch 2.9
 import ctypes
 import subprocess
 

@@ -84,7 +84,8 @@ if ATTACH != "native":
 
     device = stats()
     own, rest = device["memory_stats"], device["other_libraries"]
-    assert own == dict(torch.cuda.memory_stats())
+    # Newer releases have keys of their own besides.
+    assert own.items() <= dict(torch.cuda.memory_stats()).items()
     held = own["reserved_bytes.all.current"]
     assert held == torch.cuda.memory_reserved()
     active = own["active_bytes.all.current"] + rest["active_bytes.all.current"]
