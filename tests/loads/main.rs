@@ -38,7 +38,7 @@ const LOADS: &[Load] = &[
     Load { name: "training",      program: programs::training,      cold: 1.010, again: 1.010, late: 1.010 },
     Load { name: "serving",       program: programs::serving,       cold: 1.075, again: 1.085, late: 1.075 },
     Load { name: "serving_small", program: programs::serving_small, cold: 1.160, again: 1.185, late: 1.160 },
-    Load { name: "two_models",    program: programs::two_models,    cold: 1.030, again: 1.040, late: 1.030 },
+    Load { name: "two_models",    program: programs::two_models,    cold: 1.030, again: 1.035, late: 1.030 },
     Load { name: "pipeline",      program: programs::pipeline,      cold: 1.115, again: 1.115, late: 1.130 },
     Load { name: "anything",      program: programs::anything,      cold: 1.040, again: 1.040, late: 1.065 },
     Load { name: "small",         program: programs::small,         cold: 1.035, again: 1.035, late: 1.035 },

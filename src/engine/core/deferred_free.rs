@@ -14,6 +14,9 @@ use std::collections::HashSet;
 /// microseconds to pass, which is less than any other way to memory.
 const POLLS: usize = 4;
 
+/// From how many streams on one event of the whole device is recorded rather than one of each.
+const SEVERAL: usize = 8;
+
 /// A block that was freed while other streams may still use it.
 pub(super) struct Deferred {
     pub block: BlockId,
@@ -128,22 +131,23 @@ impl<G: Gpu> Pool<G> {
         if self.deferred.is_empty() && self.slots.streams() < 2 {
             return false;
         }
-        let least = self.granularity;
-        let is_worth = |it: &Slot| {
-            let largest = it.bins.largest(&self.blocks);
-            largest != NONE && self.blocks[largest].size >= least
-        };
-        let others = self.slots.beside(slot).filter(|(_, it)| is_worth(it));
-        let others: Vec<(StreamKey, u64)> = others.map(|(_, it)| (it.key, it.freed)).collect();
-        for (key, freed) in &others {
+        let group = self.slots.get(slot).group;
+        let free = self.slots.streams_of(group);
+        let free = free.filter(|(_, it)| !it.bins.is_empty());
+        let streams: Vec<(StreamKey, u64)> = free.map(|(_, it)| (it.key, it.freed)).collect();
+        if streams.len() > SEVERAL {
+            // Where it can be recorded, none of the others is.
+            self.epochs
+                .cover(ALL_STREAMS, self.epochs.now, &mut self.gpu);
+        }
+        for (key, freed) in &streams {
             self.epochs.cover(*key, *freed, &mut self.gpu);
         }
         self.epochs.cover_wanted(&mut self.gpu);
         self.epochs.poll(&mut self.gpu);
         for _ in 0..POLLS {
             let epochs = &mut self.epochs;
-            let done = |(key, _): &(StreamKey, u64)| epochs.is_done(*key);
-            let Some((key, _)) = others.iter().find(|it| !done(it)) else {
+            let Some((key, _)) = streams.iter().find(|(key, _)| !epochs.is_done(*key)) else {
                 break;
             };
             epochs.poll_stream(*key, &mut self.gpu);
