@@ -424,7 +424,8 @@ else:
 
     def test_other_libraries_in_the_same_process(self):
         out, said, peaks = self.started("python", self.write("other.py", OTHER))
-        self.assertEqual((out, said, peaks), ("12582912 4194304 4194304\n", "", [12 << 20]))
+        # What another library has is not among PyTorch's figures.
+        self.assertEqual((out, said, peaks), ("4194304 4194304 4194304\n", "", [4 << 20]))
 
     def test_python_that_ignores_its_environment(self):
         packages = self.environment["PYTHONPATH"]

@@ -37,4 +37,5 @@ def asked(*arguments):
 
 torch.empty(1, device="cuda")
 assert asked(str(COUNT), "other") >= COUNT
-assert asked(str(COUNT), "own") < 10
+# A preloaded library asks about each stream once, when it is created.
+assert asked(str(COUNT), "own") - asked("0", "own") < 10
