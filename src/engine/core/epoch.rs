@@ -406,20 +406,11 @@ impl Epochs {
         epoch: u64,
         gpu: &mut impl Gpu,
     ) -> bool {
-        if epoch <= self.completed(other)
-            || self
-                .followed
-                .get(&(stream, other))
-                .is_some_and(|it| *it >= epoch)
-        {
+        if self.follows(stream, other, epoch) {
             return true;
         }
-        let marks = self.streams.get(&other).map(|it| &it.marks);
-        let exact = marks.and_then(|marks| {
-            let at = marks.partition_point(|mark| mark.epoch < epoch);
-            marks.get(at).filter(|mark| mark.epoch == epoch)?.event
-        });
-        if !exact.is_some_and(|event| gpu.order(event, stream)) {
+        let event = self.event_of(other, epoch);
+        if !event.is_some_and(|event| gpu.order(event, stream)) {
             return false;
         }
         if self.followed.len() >= FOLLOWED {
@@ -431,16 +422,20 @@ impl Epochs {
 
     /// Whether the stream can follow the other one's work up to a free, or need not.
     pub fn can_follow(&self, stream: StreamKey, other: StreamKey, epoch: u64) -> bool {
-        epoch <= self.completed(other)
-            || self
-                .followed
-                .get(&(stream, other))
-                .is_some_and(|it| *it >= epoch)
-            || self.streams.get(&other).is_some_and(|it| {
-                let at = it.marks.partition_point(|mark| mark.epoch < epoch);
-                let mark = it.marks.get(at);
-                mark.is_some_and(|mark| mark.epoch == epoch && mark.event.is_some())
-            })
+        self.follows(stream, other, epoch) || self.event_of(other, epoch).is_some()
+    }
+
+    /// Whether the stream's work comes after the other one's up to a free already.
+    fn follows(&self, stream: StreamKey, other: StreamKey, epoch: u64) -> bool {
+        let followed = self.followed.get(&(stream, other));
+        epoch <= self.completed(other) || followed.is_some_and(|it| *it >= epoch)
+    }
+
+    /// The event that was recorded on a stream at the free of this epoch.
+    fn event_of(&self, key: StreamKey, epoch: u64) -> Option<Event> {
+        let marks = &self.streams.get(&key)?.marks;
+        let at = marks.partition_point(|mark| mark.epoch < epoch);
+        marks.get(at).filter(|mark| mark.epoch == epoch)?.event
     }
 
     /// All work on the device is known to be done, and that of other devices' streams that use its memory.
