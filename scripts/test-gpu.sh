@@ -5,7 +5,7 @@
 #
 #   scripts/test-gpu.sh [BINARY [FILTER...]]
 #
-# BINARY is a built tests/pool (`cargo test --test pool --no-run`); without it, the newest one under
+# BINARY is a built tests/device (`cargo test --test device --no-run`); without it, the newest one under
 # the target directory. FILTERs choose tests as the binary's own arguments do: on a machine with one
 # card `--skip devices` leaves out what needs two. Needs neither Rust nor the sources.
 #
@@ -24,14 +24,14 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 binary=${1:-}
 if [ -z "$binary" ]; then
     target=${CARGO_TARGET_DIR:-$root/target}
-    for found in "$target"/*/deps/pool-*; do
+    for found in "$target"/*/deps/device-*; do
         if [ -f "$found" ] && [ -x "$found" ] && { [ -z "$binary" ] || [ "$found" -nt "$binary" ]; }; then
             binary=$found
         fi
     done
 fi
 if [ -z "$binary" ] || [ ! -x "$binary" ]; then
-    echo "test-gpu.sh: no test binary${binary:+ at $binary}: build it with cargo test --test pool --no-run" >&2
+    echo "test-gpu.sh: no test binary${binary:+ at $binary}: build it with cargo test --test device --no-run" >&2
     exit 2
 fi
 

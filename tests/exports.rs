@@ -73,7 +73,7 @@ fn the_command_and_the_tests_interpose_nothing() {
     }
     for name in [
         "cuMemAlloc_v2",
-        "cudaMalloc@@libcudart.so.13",
+        "cudaMalloc::libcudart.so.13",
         "dlsym",
         "concertina_malloc",
     ] {

@@ -4,7 +4,7 @@
 
 mod library;
 
-use library::{Scratch, library, output};
+use library::{Scratch, library, output, standin};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -58,7 +58,8 @@ fn environment<'a>(command: &'a mut Command, stats: &Path) -> &'a mut Command {
         command.env_remove(name);
     }
     command
-        .env("CONCERTINA_CONF", "driver:sim")
+        .env_remove("CONCERTINA_CONF")
+        .env("LD_LIBRARY_PATH", standin())
         .env("CONCERTINA_STATS", stats)
 }
 
@@ -231,7 +232,7 @@ fn with_elevated_privileges_the_environment_is_not_read() {
     fs::set_permissions(&elevated, fs::Permissions::from_mode(0o2755)).expect("ours");
     let mut command = Command::new(&elevated);
     environment(command.arg(library()).arg("exit"), &file);
-    // Without driver:sim there may be no memory to be had; the case says so by 99.
+    // Without the stand-in there may be no memory to be had; the case says so by 99.
     let status = run(command).status.code();
     assert!(matches!(status, Some(3 | 99)), "{status:?}");
     assert_eq!(files(scratch.path()), ["elevated"]);
@@ -353,23 +354,19 @@ fn mistakes_in_the_environment_are_said_at_the_start() {
     scratch!(scratch, file);
     let missing = scratch.path().join("no/such/file.json");
     for (settings, stats, said) in [
+        ("limt:8", &file, "CONCERTINA_CONF: limt:8 makes no sense: "),
         (
-            "driver:sim,limt:8",
-            &file,
-            "CONCERTINA_CONF: limt:8 makes no sense: ",
-        ),
-        (
-            "driver:sim,free:lazy",
+            "free:lazy",
             &file,
             "CONCERTINA_CONF: free:lazy makes no sense: ",
         ),
         (
-            "driver:sim,backend:cudaMallocAsync",
+            "backend:cudaMallocAsync",
             &file,
             "CONCERTINA_CONF: backend:cuda",
         ),
         (
-            "driver:sim",
+            "",
             &missing,
             "CONCERTINA_STATS: statistics cannot be written to ",
         ),
@@ -393,7 +390,7 @@ fn mistakes_in_the_environment_are_said_at_the_start() {
     }
     // Once: not again when the GPU is used.
     let mut command = c("exit", &file);
-    command.env("CONCERTINA_CONF", "driver:sim,free:lazy");
+    command.env("CONCERTINA_CONF", "free:lazy");
     assert_eq!(exits(command, 3).lines().count(), 1);
     // What is set for PyTorch is nothing to a preloaded program.
     let mut command = c("unused", &file);
@@ -408,7 +405,7 @@ fn without_the_limit_that_was_meant_there_is_no_memory() {
     scratch!(scratch, file);
     let text = "assert concertina.concertina_malloc(ctypes.c_size_t(1 << 20), 0, None) is None";
     let mut command = python(text, &file);
-    command.env("CONCERTINA_CONF", "driver:sim,limit:8Q");
+    command.env("CONCERTINA_CONF", "limit:8Q");
     let errors = exits(command, 0);
     let lines: Vec<_> = errors.lines().collect();
     assert!(lines[0].starts_with("concertina: CONCERTINA_CONF: limit:8Q makes no sense"));
@@ -518,7 +515,7 @@ fn an_ignored_sigterm_stays_ignored() {
 /// The C program, with a setting that has statistics written while it runs.
 fn asked(case: &str, setting: &str, stats: &Path) -> Command {
     let mut command = c(case, stats);
-    command.env("CONCERTINA_CONF", format!("driver:sim,{setting}"));
+    command.env("CONCERTINA_CONF", format!("{setting}"));
     command
 }
 
@@ -791,7 +788,7 @@ assert not os.path.exists(os.environ['CONCERTINA_STATS'])
 }
 
 /// The settings under which a thread gives idle memory back, looking as often as it can.
-const RESTLESS: (&str, &str) = ("CONCERTINA_CONF", "driver:sim,idle_release_ms:1");
+const RESTLESS: (&str, &str) = ("CONCERTINA_CONF", "idle_release_ms:1");
 
 #[test]
 fn idle_memory_goes_back_by_itself() {
@@ -823,7 +820,7 @@ fn plain_segments_do_not_go_back_by_themselves_and_that_is_said() {
     let mut command = c("exit", &file);
     command.env(
         "CONCERTINA_CONF",
-        "driver:sim,expandable_segments:False,idle_release_ms:1",
+        "expandable_segments:False,idle_release_ms:1",
     );
     assert_eq!(
         exits(command, 3),

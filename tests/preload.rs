@@ -661,8 +661,6 @@ fn nothing_is_done_where_it_is_disabled() {
     let (bare, _) = trial.run(None, &[]);
     let disabled = [("CONCERTINA_DISABLE", "1")];
     assert_eq!(trial.run(Some(library()), &disabled), (bare.clone(), 0));
-    let simulated = [("CONCERTINA_CONF", "driver:sim")];
-    assert_eq!(trial.run(Some(library()), &simulated), (bare.clone(), 0));
     let enabled = [("CONCERTINA_DISABLE", "0")];
     assert_eq!(trial.run(Some(library()), &enabled), (bare, 11));
 }

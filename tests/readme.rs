@@ -2,7 +2,7 @@
 
 mod library;
 
-use concertina_engine::runtime::stats;
+use concertina_engine::process::stats;
 use library::exports;
 use std::collections::HashMap;
 use std::fs;

@@ -1,8 +1,8 @@
 //! Settings: from the environment's text to their effect, and as the documentation shows them.
 
-use concertina_engine::runtime::dump;
-use concertina_engine::runtime::settings::{
-    Complaint, Driver, Free, RoundUp, Settings, Severity, VARIABLES, markdown, size,
+use concertina_engine::process::stats_file;
+use concertina_engine::settings::{
+    Complaint, Free, RoundUp, Settings, Severity, VARIABLES, markdown, size,
 };
 use std::path::PathBuf;
 use std::time::Duration;
@@ -66,7 +66,6 @@ fn every_setting_takes_effect() {
         good("per_process_memory_fraction:0").per_process_memory_fraction,
         0.0
     );
-    assert_eq!(good("driver:sim").driver, Driver::Sim);
     assert_eq!(good("chunk_size_mb:64").chunk_size, 64 * MIB);
     assert!(!good("stream_waits:False").stream_waits);
     assert_eq!(
@@ -145,7 +144,7 @@ fn mistakes_are_told_by_what_they_cost() {
         (own, "Limit:8G", Severity::Unlimited),
         (own, "memory_limit:8G", Severity::Unlimited),
         (own, "limit=8G", Severity::Unlimited),
-        (own, "limit:8G;driver:sim", Severity::Unlimited),
+        (own, "limit:8G;free:strict", Severity::Unlimited),
         (own, "per_process_memory_fraction:50%", Severity::Unlimited),
         (theirs, "per_process_memory_fraction:2", Severity::Unlimited),
         (
@@ -172,9 +171,10 @@ fn mistakes_are_told_by_what_they_cost() {
 
 #[test]
 fn white_space_and_empty_pairs_do_not_matter() {
-    let text = " driver : sim ,, roundup_power2_divisions : [ 256:1 , 512:2, >:4 ] ,\tlimit:1 GiB,";
+    let text =
+        " free : relaxed ,, roundup_power2_divisions : [ 256:1 , 512:2, >:4 ] ,\tlimit:1 GiB,";
     let settings = good(text);
-    assert_eq!(settings.driver, Driver::Sim);
+    assert_eq!(settings.free, Free::Relaxed);
     assert_eq!(settings.limit, Some(GIB));
     assert_eq!(settings.round_up.round_up(513 * MIB), 768 * MIB);
 }
@@ -247,7 +247,7 @@ fn a_mistake_is_named_with_what_is_allowed() {
         ("verbose:2", "2", "1 or 0"),
         ("limit:99999999999999999999", "9999", "8GiB"),
         ("limit:18446744073709551615TiB", "TiB", "8GiB"),
-        ("driver:gpu", "gpu", "cuda or sim"),
+        ("free:lazy", "lazy", "strict or relaxed"),
         ("chunk_size_mb:3", "3", "steps of 2"),
         ("chunk_size_mb:18446744073709551614", "184", "steps of 2"),
         ("idle_release_ms:1.5", "1.5", "whole number of milliseconds"),
@@ -305,9 +305,9 @@ fn an_unknown_key_is_named_with_the_ones_that_are_near() {
 
 #[test]
 fn a_complaint_stays_one_short_line_of_plain_text() {
-    let line = bad("driver:\u{1b}[2J\u{7f}\0");
+    let line = bad("free:\u{1b}[2J\u{7f}\0");
     assert!(line.contains("\\u{1b}"), "{line}");
-    let line = bad(&format!("driver:{}", "x".repeat(100_000)));
+    let line = bad(&format!("free:{}", "x".repeat(100_000)));
     assert!(line.len() < 300, "{}", line.len());
 }
 
@@ -405,7 +405,7 @@ fn sizes_are_rounded_as_pytorch_rounds_them() {
 #[test]
 fn paths_are_expanded() {
     let expand = |pattern: &str, rank: &'static [(&str, &str)]| {
-        dump::expand_with(pattern.as_bytes(), |name| {
+        stats_file::expand_with(pattern.as_bytes(), |name| {
             rank.iter()
                 .find(|(variable, _)| *variable == name)
                 .map(|(_, text)| text.to_string())
@@ -443,7 +443,7 @@ fn paths_are_expanded() {
             failure.line
         );
     }
-    assert!(dump::names_process(b"a%p") && !dump::names_process(b"%%p%r"));
+    assert!(stats_file::names_process(b"a%p") && !stats_file::names_process(b"%%p%r"));
 }
 
 #[test]

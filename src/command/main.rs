@@ -9,7 +9,7 @@ mod report;
 mod run;
 mod trace;
 
-use concertina_engine::runtime::settings::{SIZES, size};
+use concertina_engine::settings::{SIZES, size};
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::ops::RangeInclusive;

@@ -2,7 +2,7 @@
 
 use crate::replay::Options;
 use crate::trace::{Trace, printable};
-use concertina_engine::runtime::Figures;
+use concertina_engine::device::Figures;
 use serde_json::{Map, Value, json};
 use std::io::{self, Write};
 use std::time::Duration;

@@ -7,9 +7,13 @@
 use crate::complain;
 use crate::measured::{Report, Table};
 use crate::trace::{self, Event, Trace};
+use concertina_engine::device::Device;
 use concertina_engine::driver::{self, Functions};
-use concertina_engine::runtime::settings::{Settings, variable};
-use concertina_engine::runtime::{Allocator, Device, dump, lifecycle, stats};
+use concertina_engine::process::allocator::Allocator;
+use concertina_engine::process::lifecycle;
+use concertina_engine::process::stats;
+use concertina_engine::process::stats_file;
+use concertina_engine::settings::{Settings, variable};
 use concertina_sim::{Bound, Config, Machine, Pace};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -80,8 +84,8 @@ impl Surroundings {
         complaints.iter().for_each(|it| complain(&it.line));
         let pattern = variable(lifecycle::VARIABLE).filter(|pattern| !pattern.is_empty());
         let path = pattern.map(|pattern| {
-            let path = dump::expand(pattern.as_bytes())?;
-            dump::check_writable(&path).map(|()| path)
+            let path = stats_file::expand(pattern.as_bytes())?;
+            stats_file::check_writable(&path).map(|()| path)
         });
         let stats = path
             .transpose()
@@ -141,7 +145,7 @@ pub fn run(
         out.flush()?;
     }
     if let Some((path, text)) = stats.as_deref().zip(statistics)
-        && let Err(failure) = dump::write(path, PATIENCE, || Some(text))
+        && let Err(failure) = stats_file::write(path, PATIENCE, || Some(text))
     {
         complain(&format!("{}: {}", lifecycle::VARIABLE, failure.line));
         all = false;
@@ -222,7 +226,7 @@ impl<'a> Bench<'a> {
                     host_pointers,
                     ..Config::default()
                 };
-                (driver::sim(), Some(Machine::new(config)))
+                (concertina_sim::functions(), Some(Machine::new(config)))
             }
         };
         let bound = machine.as_ref().map(Machine::bind);

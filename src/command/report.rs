@@ -1,7 +1,7 @@
 //! `concertina report`: what statistics say, for people.
 
 use crate::trace::printable;
-use concertina_engine::runtime::stats::SCHEMA_VERSION;
+use concertina_engine::process::stats::SCHEMA_VERSION;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fs;

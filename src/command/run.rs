@@ -1,8 +1,9 @@
 //! `concertina run`: starts a program with the library preloaded, and has every Python that it is, or
 //! starts, attach concertina to PyTorch.
 
-use concertina_engine::runtime::settings::{Complaint, DISABLE, Settings, VARIABLES};
-use concertina_engine::runtime::{dump, lifecycle};
+use concertina_engine::process::lifecycle;
+use concertina_engine::process::stats_file;
+use concertina_engine::settings::{Complaint, DISABLE, Settings, VARIABLES};
 use std::env;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs;
@@ -64,7 +65,7 @@ pub fn run(options: &Options) -> (String, ExitCode) {
     }
     if let Some(stats) = stats {
         // The same for the programs that it starts, wherever they go from here.
-        let path = dump::absolute(stats.as_bytes().to_vec());
+        let path = stats_file::absolute(stats.as_bytes().to_vec());
         command.env(lifecycle::VARIABLE, OsString::from_vec(path));
     }
     if let Some(settings) = settings {

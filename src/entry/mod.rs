@@ -1,9 +1,9 @@
 //! The C functions, by what they serve.
 
-mod guard;
-mod launched;
+mod launched_by_run;
+mod panic_guard;
 mod preload;
 mod python;
 mod start;
-mod stats;
+mod stats_functions;
 mod torch;

@@ -3,8 +3,9 @@
 //! Nothing of Python is linked: its functions are looked up in the process. Work is handed over as a
 //! pending call, which the interpreter makes on its main thread before that thread's next statement.
 
-use super::guard::guard;
-use concertina_engine::runtime::{lifecycle, message};
+use super::panic_guard::guard;
+use concertina_engine::process::lifecycle;
+use concertina_engine::util::message;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::OnceLock;

@@ -1,9 +1,11 @@
 //! What runs when the library is loaded, and when the process ends.
 
-use super::guard::guard;
-use super::{launched, preload, python, torch};
-use concertina_engine::runtime::settings::{self, Severity};
-use concertina_engine::runtime::{check_settings, lifecycle, say_how_by};
+use super::panic_guard::guard;
+use super::{launched_by_run, preload, python, torch};
+use concertina_engine::process::allocator::check_settings;
+use concertina_engine::process::allocator::say_how_by;
+use concertina_engine::process::lifecycle;
+use concertina_engine::settings::{self, Severity};
 use std::ffi::{c_char, c_int};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -33,7 +35,7 @@ unsafe extern "C" fn start(count: c_int, arguments: *const *const c_char) {
         }
         python::schedule();
         // SAFETY: the arguments of `main` are so many strings, and stay.
-        unsafe { launched::at_start(count, arguments) };
+        unsafe { launched_by_run::at_start(count, arguments) };
     });
 }
 

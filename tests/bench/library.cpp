@@ -4,7 +4,7 @@
  *   library LIBCONCERTINA trace PASSES FILE
  *   library LIBCONCERTINA bandwidth MIB
  *
- * `sim` is for CONCERTINA_CONF=driver:sim, where there is one stream. See measure.h.
+ * `sim` is for the stand-in driver, where there is one stream. See measure.h.
  */
 #include "measure.h"
 

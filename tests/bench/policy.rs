@@ -8,17 +8,18 @@
 
 #![allow(dead_code, reason = "the modules serve others too")]
 
-#[path = "../pool/random.rs"]
+#[path = "../device/random.rs"]
 mod random;
-#[path = "../loads/replay.rs"]
+#[path = "../workloads/replay.rs"]
 mod replay;
-#[path = "../loads/script.rs"]
+#[path = "../workloads/script.rs"]
 mod script;
 #[path = "../../src/command/trace.rs"]
 mod trace;
 
-use concertina_engine::runtime::settings::Settings;
-use concertina_engine::runtime::{Call, Tuning};
+use concertina_engine::core::Tuning;
+use concertina_engine::device::Call;
+use concertina_engine::settings::Settings;
 use replay::Replay;
 use script::Script;
 use std::path::Path;

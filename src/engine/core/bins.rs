@@ -5,13 +5,13 @@
 //! size. Below 128 KiB a bin is one size; from there on, few distinct sizes of so large blocks fit into a
 //! device at once, so the walk inside a bin is short. The bitmap finds the next bin that is not empty.
 
-use super::BLOCK;
-use super::block::{Block, BlockId, Blocks, NONE, Nodes};
+use crate::core::BLOCK;
+use crate::core::block::{Block, BlockId, Blocks, NONE, Nodes};
 use std::hint::select_unpredictable;
 
 const STEPS: u64 = 128;
 const STEP_BITS: u32 = STEPS.trailing_zeros();
-/// 128 exact bins, then 128 for each power of two up to twice [`super::LARGEST_REQUEST`].
+/// 128 exact bins, then 128 for each power of two up to twice [`crate::core::LARGEST_REQUEST`].
 const BINS: usize = STEPS as usize * 32;
 const WORDS: usize = BINS / 64;
 

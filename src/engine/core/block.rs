@@ -3,7 +3,7 @@
 //! each.
 
 use super::counters::Origin;
-use crate::zeroed::{Zeroable, Zeroed};
+use crate::util::zeroed::{Zeroable, Zeroed};
 use std::fmt::{self, Display, Formatter};
 use std::ops::{Deref, DerefMut, Index, IndexMut};
 

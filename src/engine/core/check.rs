@@ -1,11 +1,11 @@
 //! The invariant walker: tests call it after every operation. Nothing here runs in production.
 
+use super::arena::{Group, GroupId, SHARED};
 use super::block::{BlockId, NONE, State};
 use super::counters::Origin;
 use super::gpu::Gpu;
-use super::group::{Group, GroupId, SHARED};
 use super::pool::Pool;
-use super::stream::Slot;
+use super::stream_lists::Slot;
 use std::collections::{BTreeMap, HashSet};
 
 /// An invariant that does not hold, in words.

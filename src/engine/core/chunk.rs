@@ -1,7 +1,7 @@
 //! Chunks: physical memory, where it is at home, and what old mappings of it are still up.
 
 use super::gpu::Handle;
-use super::stream::StreamKey;
+use super::stream_lists::StreamKey;
 use std::collections::VecDeque;
 
 /// An index into [`Chunks`].

@@ -34,7 +34,7 @@ pub struct Usage {
 /// Which of PyTorch's two classes a block is counted in, by its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Up to [`super::SMALL`] bytes.
+    /// Up to [`crate::core::SMALL`] bytes.
     Small,
     /// More.
     Large,
@@ -44,7 +44,7 @@ impl Class {
     /// The class of a block of `size` bytes.
     #[inline]
     pub fn of(size: u64) -> Self {
-        match size > super::SMALL {
+        match size > crate::core::SMALL {
             false => Class::Small,
             true => Class::Large,
         }
@@ -540,7 +540,7 @@ impl Tally {
     /// looked at sets none.
     #[inline]
     pub fn would_peak(&self, origin: Origin, size: u64, requested: u64) -> bool {
-        size <= super::LARGEST_REQUEST && self.of(origin).would_peak(size, requested)
+        size <= crate::core::LARGEST_REQUEST && self.of(origin).would_peak(size, requested)
     }
 
     /// The program gave the block back.
@@ -768,8 +768,8 @@ fn usage(before: &State, came: &State, now: &State, peak: &Peak) -> Usage {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{BLOCK, SMALL};
     use super::*;
+    use crate::core::{BLOCK, SMALL};
 
     /// What there is and the most that there was: blocks, their bytes, bytes asked for, blocks and bytes
     /// that are active.

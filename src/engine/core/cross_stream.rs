@@ -7,12 +7,12 @@
 //! the waiting stream has yet to do. Where there is no such event, memory grows instead.
 
 use super::SMALL;
+use super::arena::SHARED;
 use super::block::{BlockId, NONE, State};
 use super::deferred_free::Deferred;
 use super::gpu::Gpu;
-use super::group::SHARED;
 use super::pool::Pool;
-use super::stream::ALL_STREAMS;
+use super::stream_lists::ALL_STREAMS;
 
 /// How many free blocks of a stream are looked at for one that another stream can have.
 const LOOKED_AT: usize = 16;

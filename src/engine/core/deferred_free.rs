@@ -1,13 +1,13 @@
 //! Deferred frees: blocks that other streams still use when they are freed, event polling, and synchronizing
 //! with the device.
 
+use super::arena::{GroupId, SHARED};
 use super::block::{BlockId, NONE, State};
 use super::counters::Origin;
 use super::gpu::Gpu;
-use super::group::{GroupId, SHARED};
 use super::journal::Happening;
 use super::pool::{Pool, Unknown};
-use super::stream::{ALL_STREAMS, Slot, StreamKey, UNORDERED};
+use super::stream_lists::{ALL_STREAMS, Slot, StreamKey, UNORDERED};
 use std::collections::HashSet;
 
 /// How often a miss asks for an event that it has just recorded: on an idle device it takes a few

@@ -11,7 +11,7 @@
 
 use super::event_budget::EventBudget;
 use super::gpu::{Event, Gpu};
-use super::stream::{ALL_STREAMS, StreamKey, UNORDERED};
+use super::stream_lists::{ALL_STREAMS, StreamKey, UNORDERED};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// How many events may be under way on a device. One so far behind may be running a kernel that never ends.

@@ -1,6 +1,6 @@
 //! What the pool asks of a GPU. The runtime implements it over a driver table; tests over a toy.
 
-use super::stream::StreamKey;
+use super::stream_lists::StreamKey;
 use std::collections::HashSet;
 
 /// A chunk of physical memory, as the driver names it.

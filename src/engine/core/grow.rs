@@ -1,15 +1,15 @@
 //! Growing: room for a request at the end of mapped memory, out of chunks that move there and new ones.
 
-use super::block::{BlockId, NONE, State};
-use super::gpu::{Gpu, Refusal};
-use super::group::{GroupId, SHARED};
-use super::journal::Happening;
-use super::pool::Pool;
+use crate::core::arena::{GroupId, SHARED};
+use crate::core::block::{BlockId, NONE, State};
+use crate::core::gpu::{Gpu, Refusal};
+use crate::core::journal::Happening;
+use crate::core::pool::Pool;
 
 /// Growth for one request need not make more chunks than so many, however little is held so far:
 /// llama_lora_ckpt then comes to its peak with 2,200 chunks rather than 2,600, a quarter less of the driver's
 /// time. A larger share of a request costs memory: with 32, llama_serve holds 1.0114 of what is live rather
-/// than 1.0090, and generated training (`tests/loads`), in its second run, 1.0106 rather than 1.0087.
+/// than 1.0090, and generated training (`tests/workloads`), in its second run, 1.0106 rather than 1.0087.
 const CHUNKS: u64 = 48;
 
 /// The largest chunk that is made for the sake of a large request: with 16 MiB llama_lora_ckpt, where work is
@@ -27,7 +27,7 @@ const PRIVATE: u64 = 64 << 20;
 /// By how much chunks are larger where memory is whole: what a chunk costs does not depend on its size, and
 /// what larger ones lose are the parts of them that lie free beside blocks in use. With 4/3 the traces take
 /// 2 % less of the driver's time from an empty pool, with 3/2 3 %, with 2 5 %; but with 2 two programs at once
-/// (`tests/loads`) hold 1.0304 of what is live where work is late, rather than 1.0284.
+/// (`tests/workloads`) hold 1.0304 of what is live where work is late, rather than 1.0284.
 const LARGER: (u64, u64) = (3, 2);
 
 /// Memory is whole where whole free chunks are all of what is free but this part of the slack. With all of
@@ -80,7 +80,7 @@ impl<G: Gpu> Pool<G> {
         match self.policy.chunk {
             0 if self.gpu.is_limited() => self.whole(reserved / LIMITED_SHARE),
             0 => self.chunk_size_of(reserved),
-            chunk => self.whole(chunk.min(super::LARGEST_REQUEST)),
+            chunk => self.whole(chunk.min(crate::core::LARGEST_REQUEST)),
         }
     }
 
@@ -239,11 +239,11 @@ impl<G: Gpu> Pool<G> {
 
     /// Takes memory ahead of need: one idle hole of at least `size` bytes, which any stream may have.
     pub fn take_ahead(&mut self, size: u64) -> Result<(), Refusal> {
-        if size > super::LARGEST_REQUEST {
+        if size > crate::core::LARGEST_REQUEST {
             return Err(Refusal::OutOfMemory);
         }
         let idle = self.groups[SHARED as usize].idle;
-        self.extend(size.next_multiple_of(super::BLOCK), idle)
+        self.extend(size.next_multiple_of(crate::core::BLOCK), idle)
             .map(drop)
     }
 

@@ -9,6 +9,9 @@
 
 #![deny(unsafe_code)]
 
+mod address_map;
+mod address_space;
+mod arena;
 mod bins;
 mod block;
 mod check;
@@ -16,35 +19,32 @@ mod chunk;
 mod counters;
 mod cross_stream;
 mod deferred_free;
-mod effort;
 mod epoch;
 mod event_budget;
 mod gpu;
-mod group;
 mod grow;
+mod inspect;
 mod journal;
-mod look;
-mod moving;
-mod place;
-mod plain;
+mod plain_segments;
 mod pool;
-mod rest;
+mod purge;
+mod remap;
+mod remap_budget;
+mod restore;
 mod segments;
-mod space;
-mod stream;
-mod table;
+mod stream_lists;
 mod trim;
 
+pub use arena::{GroupId, SHARED};
 pub use check::Broken;
 pub use counters::{Class, Counters, Events, Flow, Origin, Tally, Usage};
 pub use gpu::{Event, Gpu, Handle, Refusal};
-pub use group::{GroupId, SHARED};
+pub use inspect::{Allocation, Backing, Found};
 pub use journal::{Happening, Journal};
-pub use look::{Allocation, Backing, Found};
-pub use place::Unplaced;
 pub use pool::{Handed, Lists, Live, Policy, Pool, Shortage, Tuning, Unknown};
+pub use restore::Unplaced;
 pub use segments::{Piece, Segment};
-pub use stream::{ALL_STREAMS, StreamKey, UNORDERED};
+pub use stream_lists::{ALL_STREAMS, StreamKey, UNORDERED};
 
 /// Every block starts at, and is rounded up to, a multiple of this many bytes, as in PyTorch's
 /// allocator (`kMinBlockSize` in its `CUDACachingAllocator`).

@@ -3,18 +3,18 @@
 //! [`Pool::allocate`] is the ladder, a comment a step. The first step, a best fit that is free
 //! already, is the fast path: a look-up in two sets of bins, a split and a hash insertion.
 
+use super::address_map::{Spot, Table};
+use super::arena::{Due, Group, GroupId, SHARED};
 use super::block::{Block, BlockId, Blocks, Marks, NONE, Nodes, State, VACANT, absorb_next};
 use super::chunk::ChunkId;
 use super::counters::{Counters, Origin, Tally};
 use super::deferred_free::Deferred;
-use super::effort::Effort;
 use super::epoch::Epochs;
 use super::gpu::{Gpu, Refusal};
-use super::group::{Due, Group, GroupId, SHARED};
 use super::journal::Journal;
-use super::rest::Rest;
-use super::stream::{ALL_STREAMS, Slots, StreamKey, UNORDERED};
-use super::table::{Spot, Table};
+use super::purge::Rest;
+use super::remap_budget::Effort;
+use super::stream_lists::{ALL_STREAMS, Slots, StreamKey, UNORDERED};
 use super::{LARGEST_REQUEST, block_size};
 use std::collections::HashMap;
 

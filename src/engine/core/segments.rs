@@ -1,9 +1,9 @@
 //! The pool as it stands, segment by segment.
 
+use super::arena::GroupId;
 use super::block::{NONE, State};
 use super::counters::Origin;
 use super::gpu::Gpu;
-use super::group::GroupId;
 use super::pool::Pool;
 
 /// One piece of a segment.

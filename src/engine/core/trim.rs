@@ -1,12 +1,12 @@
 //! Giving memory back to the driver, and taking old mappings down.
 
+use super::arena::{GroupId, SHARED};
 use super::block::{BlockId, NONE};
 use super::chunk::ChunkId;
 use super::gpu::Gpu;
-use super::group::{GroupId, SHARED};
 use super::journal::Happening;
 use super::pool::Pool;
-use super::stream::{Slot, StreamKey, UNORDERED};
+use super::stream_lists::{Slot, StreamKey, UNORDERED};
 
 impl<G: Gpu> Pool<G> {
     /// Takes old mappings down, the oldest first, until at most `bound` are left or the next one

@@ -6,8 +6,8 @@
 //! symbols up before any of these work.
 
 use super::breaks::is_broken;
-use super::list::Hook;
-use super::{inside, presence, real};
+use super::hooks::Hook;
+use super::{driver_table, preloaded, program_calls};
 use concertina_engine::driver::symbol::real_dlsym;
 use std::ffi::{CStr, c_char, c_void};
 
@@ -61,7 +61,7 @@ unsafe fn hook_of(name: *const c_char) -> Option<&'static Hook> {
         if is_broken("dlsym") {
             return None;
         }
-        (presence::is_on() && !inside::is_inside()).then_some(hook)
+        (preloaded::is_on() && !program_calls::is_inside()).then_some(hook)
     }
 }
 
@@ -86,7 +86,7 @@ fn resolve(library: *mut c_void, name: &CStr, hook: &Hook) -> Option<*const c_vo
     if found.is_null() {
         return Some(found);
     }
-    let genuine = real::find(name).cast_const();
+    let genuine = driver_table::find(name).cast_const();
     // A failed search of ours must not be what the program's `dlerror` reports.
     // SAFETY: no arguments; the text is not looked at.
     unsafe { libc::dlerror() };

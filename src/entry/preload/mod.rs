@@ -14,38 +14,38 @@
 //! All of it does nothing where the library was not preloaded (PyTorch loads it by name, and its own
 //! calls are none of ours), and with `CONCERTINA_DISABLE=1`; see `presence`.
 
-mod attributes;
 mod breaks;
 mod caller;
-mod capture;
-mod context;
 mod dlsym;
-pub(super) mod inside;
-mod list;
-mod mapped;
-mod memory;
-mod ordered;
-mod outside;
-mod presence;
+mod driver_table;
+mod hooks;
+mod ipc_hooks;
+mod malloc;
+mod malloc_async;
+mod mem_info;
+mod pointer_attributes;
+mod preloaded;
+mod primary_context;
 mod proc_address;
-mod query;
-mod real;
-mod room;
-mod sharing;
-mod stream;
+pub(super) mod program_calls;
+mod retry_oom;
+mod stream_capture;
+mod stream_hooks;
+mod unpooled;
+mod vmm_cache;
 
-pub use ordered::note_before_others;
-pub use presence::is_on;
+pub use malloc_async::note_before_others;
+pub use preloaded::is_on;
 
-use super::guard::guard;
-use concertina_engine::runtime::calls::{self, Function};
-use concertina_engine::runtime::lifecycle;
-use inside::Inside;
-use list::{interposed, retried};
-use mapped::{Access, Properties};
-use room::Reach;
-use sharing::IpcHandle;
+use super::panic_guard::guard;
+use concertina_engine::process::cuda_calls::{self, Function};
+use concertina_engine::process::lifecycle;
+use hooks::{interposed, retried};
+use ipc_hooks::IpcHandle;
+use program_calls::Inside;
+use retry_oom::Reach;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use vmm_cache::{Access, Properties};
 
 /// What one of our functions answers: the status that the program gets, or `None` to pass the call
 /// on to the driver.
@@ -75,24 +75,24 @@ fn attend_counted(
     bytes: impl FnOnce() -> usize,
 ) -> u32 {
     let Some(inside) = enter() else { return real() };
-    let call = calls::start();
+    let call = cuda_calls::start();
     // A pool or a stream may be another device's.
     let reach = match function {
         Function::Alloc | Function::AllocPitch => Reach::Here,
         _ => Reach::Anywhere,
     };
     // The body's own refusal stays: a limit is not to be gone round.
-    let status = finish(inside, body, || room::with(reach, real));
+    let status = finish(inside, body, || retry_oom::with(reach, real));
     call.done(function, status, bytes, caller::name);
     status
 }
 
 #[inline]
 fn enter() -> Option<Inside> {
-    if !presence::is_on() || lifecycle::in_forked_child() {
+    if !preloaded::is_on() || lifecycle::in_forked_child() {
         return None;
     }
-    inside::enter()
+    program_calls::enter()
 }
 
 #[inline]
@@ -104,12 +104,12 @@ fn finish(inside: Inside, body: impl FnOnce() -> Answer, real: impl FnOnce() -> 
 
 macro_rules! hook {
     ($symbol:ident, $base:literal, $since:literal, $stream:ident) => {
-        list::Hook {
+        hooks::Hook {
             symbol: stringify!($symbol),
             base: $base,
             since: $since,
-            stream: list::DefaultStream::$stream,
-            function: list::Address($symbol as *const c_void),
+            stream: hooks::DefaultStream::$stream,
+            function: hooks::Address($symbol as *const c_void),
         }
     };
 }
@@ -122,7 +122,7 @@ macro_rules! export {
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $symbol($($argument: $kind),*) -> u32 {
                 let body = || $body;
-                let real = || real::call!($symbol($($argument),*));
+                let real = || driver_table::call!($symbol($($argument),*));
                 $(return attend_counted(Function::$function, body, real, || $bytes);)?
                 #[allow(unreachable_code, reason = "the line above is there for some of them")]
                 attend(body, real)
@@ -130,7 +130,7 @@ macro_rules! export {
         )*
 
         /// Our function of each symbol.
-        static ANSWERED: &[list::Hook] = &[$(hook!($symbol, $base, $since, $stream)),*];
+        static ANSWERED: &[hooks::Hook] = &[$(hook!($symbol, $base, $since, $stream)),*];
     };
 }
 interposed!(export);
@@ -142,15 +142,15 @@ macro_rules! export_retried {
             /// The driver's function of this name.
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $symbol($($argument: $kind),*) -> u32 {
-                let real = || real::repeat!($symbol($($argument),*));
-                $(return room::with_values(Reach::$reach, $values, $count, real);)?
+                let real = || driver_table::repeat!($symbol($($argument),*));
+                $(return retry_oom::with_values(Reach::$reach, $values, $count, real);)?
                 #[allow(unreachable_code, reason = "the line above is there for some of them")]
-                room::with(Reach::$reach, real)
+                retry_oom::with(Reach::$reach, real)
             }
         )*
 
         /// Our function of each symbol.
-        static RETRIED: &[list::Hook] = &[$(hook!($symbol, $base, $since, $stream)),*];
+        static RETRIED: &[hooks::Hook] = &[$(hook!($symbol, $base, $since, $stream)),*];
     };
 }
 retried!(export_retried);

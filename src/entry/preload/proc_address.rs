@@ -1,8 +1,8 @@
 //! `cuGetProcAddress`: what the driver answers, ours put in its place.
 
 use super::breaks::is_broken;
-use super::list::Hook;
-use super::{Answer, real};
+use super::hooks::Hook;
+use super::{Answer, driver_table};
 use std::ffi::{CStr, CString, c_char, c_int, c_ulonglong, c_void};
 use std::ptr;
 
@@ -52,5 +52,5 @@ fn is_form(hook: &Hook, found: *mut c_void, version: c_int) -> bool {
 
 /// The driver's own function of a symbol; null where there is none.
 fn find_symbol(symbol: &str) -> *mut c_void {
-    CString::new(symbol).map_or(ptr::null_mut(), |symbol| real::find(&symbol))
+    CString::new(symbol).map_or(ptr::null_mut(), |symbol| driver_table::find(&symbol))
 }

@@ -7,17 +7,22 @@
 //! first allocation looks whether it did.
 
 use super::symbols::Library;
-use super::table::{self, Object};
+use super::vtable::{self, Object};
 use super::{
-    allocate, checkpoint, concertina_base_alloc, concertina_begin_allocate_to_pool,
-    concertina_empty_cache, concertina_end_allocate_to_pool, concertina_free, concertina_init,
-    concertina_malloc, concertina_memory_fraction, concertina_record_stream,
-    concertina_release_pool, error, gpu_trace, history, memory, profiler, release, snapshot,
+    allocate, concertina_base_alloc, concertina_begin_allocate_to_pool, concertina_empty_cache,
+    concertina_end_allocate_to_pool, concertina_free, concertina_init, concertina_malloc,
+    concertina_memory_fraction, concertina_record_stream, concertina_release_pool, cxx_snapshot,
+    exceptions, gpu_trace, memory_history, memory_stats, pool_state, profiler, release,
 };
-use crate::entry::guard::guard;
+use crate::entry::panic_guard::guard;
 use crate::entry::python::{Script, source};
-use concertina_engine::runtime::settings::{self, Settings, Severity};
-use concertina_engine::runtime::{Device, capture, check_settings, lifecycle, message, stats};
+use concertina_engine::device::Device;
+use concertina_engine::device::captures;
+use concertina_engine::process::allocator::check_settings;
+use concertina_engine::process::lifecycle;
+use concertina_engine::process::stats;
+use concertina_engine::settings::{self, Settings, Severity};
+use concertina_engine::util::message;
 use serde_json::{Value, json};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
@@ -66,27 +71,27 @@ functions! {
     c"is_disabled": is_disabled;
     c"mistakes": mistakes;
     c"later": later;
-    c"memory_stats": memory::memory_stats;
-    c"reset_peaks": memory::reset_peaks;
-    c"reset_accumulated": memory::reset_accumulated;
-    c"fraction": memory::fraction;
-    c"change_settings": memory::change_settings;
-    c"record": history::record;
-    c"actions": history::actions;
-    c"is_recorded": history::is_recorded;
-    c"reading": history::reading;
-    c"snapshot": history::tell_all;
-    c"follows": snapshot::follows;
-    c"number_stats": table::number_stats;
-    c"withdraw_objects": table::withdraw_objects;
-    c"set_metadata": history::set_metadata;
+    c"memory_stats": memory_stats::memory_stats;
+    c"reset_peaks": memory_stats::reset_peaks;
+    c"reset_accumulated": memory_stats::reset_accumulated;
+    c"fraction": memory_stats::fraction;
+    c"change_settings": memory_stats::change_settings;
+    c"record": memory_history::record;
+    c"actions": memory_history::actions;
+    c"is_recorded": memory_history::is_recorded;
+    c"reading": memory_history::reading;
+    c"snapshot": memory_history::tell_all;
+    c"follows": cxx_snapshot::follows;
+    c"number_stats": vtable::number_stats;
+    c"withdraw_objects": vtable::withdraw_objects;
+    c"set_metadata": memory_history::set_metadata;
     c"trace_gpu": gpu_trace::trace_gpu;
     c"is_gpu_traced": gpu_trace::is_gpu_traced;
     c"set_observer": set_observer;
     c"profiling": profiler::profiling;
-    c"pool_blocks": checkpoint::pool_blocks;
-    c"restore": checkpoint::restore;
-    c"swap_owner": checkpoint::swap_owner;
+    c"pool_blocks": pool_state::pool_blocks;
+    c"restore": pool_state::restore;
+    c"swap_owner": pool_state::swap_owner;
 }
 
 /// Fits PyTorch's Python functions to the library now, in a process whose Python was started, or has
@@ -103,7 +108,7 @@ pub extern "C" fn concertina_attach() {
 pub fn attach_unless_done() {
     if !crate::entry::preload::is_on() && Library::loaded(c"libc10_cuda.so").is_some() {
         // Other libraries of the process may capture by CUDA's own calls.
-        capture::expect_unseen();
+        captures::expect_unseen();
     }
     attach(false);
 }
@@ -114,7 +119,7 @@ extern "C" fn is_disabled() -> bool {
 
 /// Says what the environment has wrong, unless that was said, and hands over a list of the lines, each
 /// with whether it lifts a limit.
-extern "C" fn mistakes(take: memory::Take) {
+extern "C" fn mistakes(take: memory_stats::Take) {
     guard((), || {
         check_settings(false);
         lifecycle::check_path();
@@ -124,7 +129,7 @@ extern "C" fn mistakes(take: memory::Take) {
             .map(|it| json!([it.line, it.severity == Severity::Unlimited]))
             .collect();
         all.extend(lifecycle::path_mistake().map(|line| json!([line, false])));
-        memory::hand_over(&Value::Array(all), take);
+        memory_stats::hand_over(&Value::Array(all), take);
     });
 }
 
@@ -173,7 +178,7 @@ extern "C" fn attach(known: bool) -> bool {
             }
             None => missing.push("torch.backends.cudnn.benchmark, torch.cuda.MemPool"),
         }
-        if !error::can_say_out_of_memory() {
+        if !exceptions::can_say_out_of_memory() {
             missing.push("torch.OutOfMemoryError (RuntimeError is raised in its place)");
         }
         if !profiler::find() {

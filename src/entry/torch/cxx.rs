@@ -2,8 +2,8 @@
 //! libstdc++, whose layout is part of its ABI and has not changed since GCC 5.
 
 use super::symbols::Library;
-use crate::entry::guard::guard;
-use concertina_engine::runtime::sharing::Opened;
+use crate::entry::panic_guard::guard;
+use concertina_engine::ipc::Opened;
 use std::ffi::c_void;
 use std::mem::transmute;
 use std::sync::atomic::AtomicI32;

@@ -7,7 +7,7 @@
 
 use super::symbols::Library;
 use super::{TRACED, set_listening};
-use crate::entry::guard::guard;
+use crate::entry::panic_guard::guard;
 use crate::entry::python::{Interpreter, Object};
 use std::ffi::c_void;
 use std::ptr;

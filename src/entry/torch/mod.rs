@@ -2,36 +2,41 @@
 //! (`torch::cuda::CUDAPluggableAllocator` in PyTorch's `CUDAPluggableAllocator.h`).
 
 mod attach;
-mod checkpoint;
 mod cxx;
-mod error;
-mod filter;
+mod cxx_snapshot;
+mod exceptions;
 mod gpu_trace;
-mod history;
+mod ipc_tensors;
 mod layouts;
-mod memory;
+mod memory_history;
+mod memory_stats;
+mod mempool_allocator;
+mod pool_state;
 mod profiler;
-mod raw;
-mod sharing;
-mod snapshot;
-mod supplier;
+mod stream_filter;
 mod symbols;
-mod table;
+mod tensors;
+mod vtable;
 
 pub use attach::{ATTACH, attach_unless_done, is_attached};
 
-use super::{guard::guard, preload};
-use concertina_engine::runtime::{
-    Device, OutOfMemory, Route, allocator, allocator_in_use, at_hand, keep_at_hand, lifecycle,
-    message,
-};
-use error::Failure;
-use filter::StreamFilter;
+use super::{panic_guard::guard, preload};
+use concertina_engine::device::Device;
+use concertina_engine::device::OutOfMemory;
+use concertina_engine::device::Route;
+use concertina_engine::process::allocator::allocator;
+use concertina_engine::process::allocator::allocator_in_use;
+use concertina_engine::process::allocator::at_hand;
+use concertina_engine::process::allocator::keep_at_hand;
+use concertina_engine::process::lifecycle;
+use concertina_engine::util::message;
+use exceptions::Failure;
 use std::ffi::{c_double, c_int, c_ulonglong, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use stream_filter::StreamFilter;
 
 /// What a stream's handle points to: `cudaStream_t` and `CUstream` are pointers to it, and null is
 /// the default stream.
@@ -119,7 +124,7 @@ unsafe extern "C-unwind" fn allocate(
     if found.is_err() {
         found = supply(found, size, device, stream);
     }
-    if found.is_err() && sharing::collect() {
+    if found.is_err() && ipc_tensors::collect() {
         found = guard(Err(None), || obtain(size, device, stream));
         found = supply(found, size, device, stream);
     }
@@ -146,7 +151,7 @@ fn supply(
 ) -> Result<*mut c_void, Option<Box<OutOfMemory>>> {
     // Another thread may be quicker to use it.
     while let Err(Some(shortage)) = found {
-        let Some(here) = memory::used(device) else {
+        let Some(here) = memory_stats::used(device) else {
             return Err(Some(shortage));
         };
         here.supply(shortage).map_err(Some)?;
@@ -173,7 +178,7 @@ extern "C-unwind" fn release(
 /// Whether anybody wants to know what comes and goes.
 #[inline]
 fn is_watched() -> bool {
-    concertina_engine::runtime::history::is_recorded() || is_listening()
+    concertina_engine::device::history::is_recorded() || is_listening()
 }
 
 /// Who else but the history may want to know, bit by bit: profilers, which `attach.py` sees start, and until
@@ -215,7 +220,7 @@ fn tell_allocated(pointer: *mut c_void, size: usize, device: c_int, stream: *mut
 
     if let Some((here, bytes)) = of_whom(pointer, size, device) {
         let unwanted = Unwanted(pointer, device, stream);
-        history::allocated(here, pointer as u64, size, stream as u64);
+        memory_history::allocated(here, pointer as u64, size, stream as u64);
         profiler::report(here, pointer as u64, bytes);
         gpu_trace::allocated(pointer as u64);
         std::mem::forget(unwanted);
@@ -226,7 +231,7 @@ fn tell_allocated(pointer: *mut c_void, size: usize, device: c_int, stream: *mut
 fn tell_freeing(pointer: *mut c_void, size: usize, device: c_int, stream: *mut CUstream_st) {
     if let Some((here, _)) = of_whom(pointer, size, device) {
         gpu_trace::freeing(pointer as u64);
-        history::freeing(here, pointer as u64, size, stream as u64);
+        memory_history::freeing(here, pointer as u64, size, stream as u64);
     }
 }
 
@@ -240,15 +245,15 @@ fn tell_freed(pointer: *mut c_void, size: usize, device: c_int) {
 /// A block's device, if it was used, and the bytes that the block takes there.
 fn of_whom(pointer: *mut c_void, size: usize, device: c_int) -> Option<(&'static Device, i64)> {
     guard(None, || {
-        let here = memory::used(device).filter(|_| !pointer.is_null())?;
+        let here = memory_stats::used(device).filter(|_| !pointer.is_null())?;
         Some((here, here.rounded(size) as i64))
     })
 }
 
 #[cold]
 fn tell_out_of_memory(shortage: &OutOfMemory, size: usize, stream: *mut CUstream_st) {
-    if let Some(device) = memory::used(shortage.device) {
-        history::out_of_memory(device, size, stream as u64);
+    if let Some(device) = memory_stats::used(shortage.device) {
+        memory_history::out_of_memory(device, size, stream as u64);
         profiler::report_out_of_memory(device, size);
         let (free, total) = shortage.memory.unwrap_or_default();
         attach::observe(device, size, shortage.limit.unwrap_or(total), free);
@@ -279,7 +284,7 @@ unsafe fn refuse(
         None => Failure::Other("concertina has no memory: standard error says why".into()),
     };
     // SAFETY: as promised by the caller.
-    let message = unsafe { error::raise(failure) };
+    let message = unsafe { exceptions::raise(failure) };
     message::say(&message);
     ptr::null_mut()
 }
@@ -357,12 +362,12 @@ pub extern "C" fn concertina_init(device_count: c_int) {
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn concertina_empty_cache() {
     // PyTorch's recorder may throw.
-    let place = history::emptying();
+    let place = memory_history::emptying();
     guard((), || {
-        memory::note_emptied();
+        memory_stats::note_emptied();
         each_device(|device| {
             device.empty_cache();
-            history::emptied(device, &place);
+            memory_history::emptied(device, &place);
         });
     });
 }

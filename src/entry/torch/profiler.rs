@@ -2,8 +2,9 @@
 
 use super::symbols::Library;
 use super::{PROFILED, may_listen, set_listening};
-use crate::entry::guard::guard;
-use concertina_engine::runtime::{Device, Usage};
+use crate::entry::panic_guard::guard;
+use concertina_engine::device::Device;
+use concertina_engine::device::Usage;
 use std::ffi::c_void;
 use std::mem::transmute;
 use std::sync::OnceLock;

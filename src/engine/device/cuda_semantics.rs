@@ -1,0 +1,405 @@
+//! What a program's own CUDA calls ask of a device: memory as `cudaMalloc` and `cudaMallocAsync` hand
+//! it out, and what can be asked about it.
+
+use crate::core::{ALL_STREAMS, Allocation, Found, Gpu, Origin, SHARED, StreamKey, UNORDERED};
+use crate::device::captures;
+use crate::device::depot::Aside;
+use crate::device::driver_gpu::{
+    foreign_context, synchronize, synchronize_in_capture, synchronize_stream,
+};
+use crate::device::live_streams::LiveStreams;
+use crate::device::stream_cache::Owner;
+use crate::device::{Device, OutOfMemory, State, UnknownPointer};
+use crate::ipc;
+use crate::util::lock::Guard;
+use std::mem::replace;
+
+/// How much of a device a process uses, as its own calls show it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes of the blocks in use, whoever asked for them.
+    pub live: u64,
+    /// Bytes of those that the allocator's own functions were asked for.
+    pub live_of_allocator: u64,
+    /// Bytes held from the driver.
+    pub reserved: u64,
+}
+
+impl Device {
+    /// The primary context that the device's memory is used in, as the driver's handle.
+    pub fn context(&self) -> usize {
+        self.properties.context
+    }
+
+    /// Hands out `size` bytes that any stream may use at once.
+    #[inline]
+    pub fn allocate_unordered(&self, size: usize) -> Result<u64, Box<OutOfMemory>> {
+        self.allocate_for(size, UNORDERED)
+    }
+
+    /// Takes back a block that no work uses any more: the caller has waited for it.
+    #[inline]
+    pub fn free_idle(&self, address: u64) -> Result<(), UnknownPointer> {
+        self.free_to_shelf(address, Owner::of(UNORDERED, Origin::Cuda))
+    }
+
+    /// The same, from blocks that were set aside first ([`Device::set_aside`]); where there is no other
+    /// memory, after waiting for all of them.
+    ///
+    /// Costs one lock that no other thread takes where this one has given back blocks of the same size,
+    /// else the device's.
+    #[inline]
+    pub fn allocate_from_aside(&self, size: usize) -> Result<u64, Box<OutOfMemory>> {
+        let taken = self.magazines.own().take(size as u64);
+        match taken {
+            Some(address) => Ok(address),
+            None => self.allocate_from_store(size),
+        }
+    }
+
+    #[inline(never)]
+    fn allocate_from_store(&self, size: usize) -> Result<u64, Box<OutOfMemory>> {
+        let requested = size as u64;
+        {
+            let mut state = self.state.lock();
+            let mut own = self.magazines.own();
+            let State { later, pool, .. } = &mut *state;
+            while own.advance(self.magazines.share(), later, pool) {
+                if let Some(address) = own.take(requested) {
+                    return Ok(address);
+                }
+            }
+            if let Some(block) = later.take(requested, pool) {
+                own.know(block, self.magazines.share(), &mut later.holders);
+                return Ok(block.address);
+            }
+        }
+        let address = match self.allocate_without_shelf(size, UNORDERED, Origin::Cuda) {
+            Err(_) if self.take_back_aside() => {
+                self.allocate_without_shelf(size, UNORDERED, Origin::Cuda)
+            }
+            block => block,
+        }?;
+        let mut state = self.state.lock();
+        let mut own = self.magazines.own();
+        let live = state.pool.look_up(address);
+        if let Some(live) = live.filter(|it| state.pool.owner_of(it) == UNORDERED) {
+            let holders = &mut state.later.holders;
+            own.know(Aside { address, live }, self.magazines.share(), holders);
+        }
+        Ok(address)
+    }
+
+    /// Waits until all that was set aside is idle, and gives it to the pool. False where there was
+    /// nothing, or waiting is not possible.
+    pub fn take_back_aside(&self) -> bool {
+        let mut state = self.settled();
+        let State { later, pool, .. } = &mut *state;
+        let waited = later.bytes() > 0 && pool.gpu_mut().synchronize();
+        if waited {
+            later.give_back(pool);
+        }
+        waited
+    }
+
+    /// Takes back a block that work on any stream may still use: it is handed out again, for a request
+    /// of the same size, once all work of the device up to now is done. Does not wait.
+    ///
+    /// Costs one lock that no other thread takes where this one was handed the block, else the device's.
+    #[inline]
+    pub fn set_aside(&self, address: u64) -> Result<(), UnknownPointer> {
+        let mut own = self.magazines.own();
+        if !own.put(address) {
+            drop(own);
+            return self.set_aside_in_store(address);
+        }
+        if own.is_full(self.magazines.share()) {
+            drop(own);
+            self.close_own();
+        }
+        Ok(())
+    }
+
+    /// Puts an event behind what the calling thread has given back.
+    #[inline(never)]
+    fn close_own(&self) {
+        let mut state = self.state.lock();
+        let mut own = self.magazines.own();
+        let State { later, pool, .. } = &mut *state;
+        own.close(self.magazines.share(), later, pool);
+    }
+
+    #[inline(never)]
+    fn set_aside_in_store(&self, address: u64) -> Result<(), UnknownPointer> {
+        let mut state = self.state.lock();
+        let live = state.pool.look_up(address).ok_or(UnknownPointer)?;
+        if state.pool.owner_of(&live) != UNORDERED {
+            drop(state);
+            return self.free_later(address);
+        }
+        if !self.forget(&mut state, &live, address) {
+            return Err(UnknownPointer);
+        }
+        let State { later, pool, .. } = &mut *state;
+        match later.put(Aside { address, live }, pool) {
+            true => Ok(()),
+            false => Err(UnknownPointer),
+        }
+    }
+
+    /// Takes back a block that work on any stream may still use: it is not used again before all work
+    /// of the device up to now is done. Does not wait.
+    pub fn free_later(&self, address: u64) -> Result<(), UnknownPointer> {
+        let mut state = self.state.lock();
+        let live = state.pool.look_up(address).ok_or(UnknownPointer)?;
+        if state.is_aside(&live) || !self.forget(&mut state, &live, address) {
+            return Err(UnknownPointer);
+        }
+        state.users.remove(&address);
+        let shared = state.pool.record_use(address, ALL_STREAMS);
+        shared
+            .and_then(|()| state.pool.free(address).map(drop))
+            .map_err(|_| UnknownPointer)
+    }
+
+    /// Takes back a block in the order of the stream: that stream's later work may use the
+    /// memory again where it was allocated on the same stream; otherwise once this one's work up to now is done.
+    #[inline]
+    pub fn free_on(&self, address: u64, key: StreamKey) -> Result<(), UnknownPointer> {
+        if let Some(mut shelf) = self.shelves.of(Owner::of(key, Origin::Cuda))
+            && shelf.is_of(key)
+            && shelf.put(address)
+        {
+            return Ok(());
+        }
+        let state = self.state.lock();
+        match state.pool.stream_of(address) {
+            Some(owner) if owner == key => self.free_to_pool(state, None, address),
+            Some(_) => self.free_in_order_of(state, address, key),
+            None => Err(UnknownPointer),
+        }
+    }
+
+    /// The same of a block of another stream.
+    fn free_in_order_of(
+        &self,
+        mut state: Guard<'_, State>,
+        address: u64,
+        key: StreamKey,
+    ) -> Result<(), UnknownPointer> {
+        let live = state.pool.look_up(address).ok_or(UnknownPointer)?;
+        if state.is_aside(&live) || !self.forget(&mut state, &live, address) {
+            return Err(UnknownPointer);
+        }
+        state.users.remove(&address);
+        // Memory of no stream's may be used on any of the device's.
+        let unordered = state.pool.owner_of(&live) == UNORDERED;
+        let mut used = Ok(());
+        if unordered {
+            used = state.pool.record_use(address, ALL_STREAMS);
+        }
+        if !unordered || state.pool.is_foreign(key) {
+            used = used.and_then(|()| state.pool.record_use(address, key));
+        }
+        used.and_then(|()| state.pool.free_by_another(address))
+            .map_err(|_| UnknownPointer)
+    }
+
+    /// The same in the order of a stream of another device or context.
+    pub fn free_on_other(&self, address: u64, key: StreamKey) -> Result<(), UnknownPointer> {
+        if !self.knows(address) {
+            return Err(UnknownPointer);
+        }
+        let context = self.properties.context;
+        match foreign_context(&self.functions, context, key.handle) {
+            Some(other) => {
+                let mut state = self.state.lock();
+                state.pool.note_foreign(key);
+                state.pool.gpu_mut().note_foreign(key, other);
+                self.free_in_order_of(state, address, key)
+            }
+            None => {
+                if !captures::is_on() {
+                    // Another context's default stream has no name here: it is the current one's.
+                    synchronize_stream(&self.functions, key.handle);
+                }
+                self.free_later(address)
+            }
+        }
+    }
+
+    /// Whether a block in use starts at `address`. Asks the driver nothing.
+    pub fn knows(&self, address: u64) -> bool {
+        self.is_the_programs(&self.state.lock(), address)
+    }
+
+    /// The same under the device's lock. What lies on a shelf, or is set aside, is in use to the pool, and
+    /// not to the program.
+    fn is_the_programs(&self, state: &State, address: u64) -> bool {
+        let Some(live) = state.pool.look_up(address) else {
+            return false;
+        };
+        let shelf = self.shelves.of(state.cache_of(&live));
+        !state.is_aside(&live)
+            && shelf.is_none_or(|shelf| !shelf.has(address))
+            && !self.magazines.has(&live, address, &state.later.holders)
+    }
+
+    /// The block in use around an address, which need not be its start.
+    pub fn find(&self, address: u64) -> Option<Found> {
+        let state = self.state.lock();
+        let found = state.pool.block_around(address);
+        found.filter(|it| self.is_the_programs(&state, it.start))
+    }
+
+    /// What a program that asks about an address is to take for the allocation around it.
+    pub fn allocation(&self, address: u64) -> Option<Allocation> {
+        let state = self.state.lock();
+        let found = state.pool.allocation_around(address);
+        found.filter(|it| it.private || self.is_the_programs(&state, it.found.start))
+    }
+
+    /// Whether to the driver the byte at `address` belongs to an allocation of the pool's, which it
+    /// would free as a whole: a plain segment.
+    pub fn is_in_segment(&self, address: u64) -> bool {
+        let state = self.settled();
+        state.pool.is_plain() && state.pool.holds(address)
+    }
+
+    /// Every block in use that was allocated in the order of a stream.
+    pub fn stream_ordered(&self) -> Vec<u64> {
+        let state = self.settled();
+        let blocks = state.pool.blocks_in_use();
+        let ordered = blocks.filter(Device::is_stream_ordered);
+        ordered.map(|block| block.start).collect()
+    }
+
+    /// Whether the block was allocated in the order of a stream.
+    pub fn is_stream_ordered(found: &Found) -> bool {
+        found.stream != UNORDERED
+    }
+
+    /// Bytes of the blocks in use that were allocated in the order of a stream.
+    pub fn stream_ordered_bytes(&self) -> u64 {
+        let state = self.settled();
+        let blocks = state.pool.blocks_in_use();
+        let ordered = blocks.filter(Device::is_stream_ordered);
+        ordered.map(|block| block.size).sum()
+    }
+
+    /// What is in use and held now.
+    pub fn usage(&self) -> Usage {
+        let state = self.settled();
+        let tally = state.pool.tally();
+        let live_of_allocator = tally.in_use(Origin::Allocator);
+        Usage {
+            live: live_of_allocator + tally.in_use(Origin::Cuda) - state.later.bytes(),
+            live_of_allocator,
+            reserved: tally.held(),
+        }
+    }
+
+    /// Counts `bytes` that the program is to get from the driver itself towards the limit, for which
+    /// all that is free is given back if need be. False where that would be beyond it. Where nothing
+    /// `may_wait`, the pool keeps what is free, and that counts as well.
+    pub fn admit_outside(&self, bytes: u64, may_wait: bool) -> bool {
+        let ledger = &self.ledger;
+        if may_wait && !ledger.allows(bytes) {
+            self.take_back_aside();
+            self.empty_cache();
+        }
+        let _state = self.state.lock();
+        let admitted = ledger.allows(bytes);
+        if admitted {
+            ledger.set_outside(ledger.outside().saturating_add(bytes));
+        }
+        admitted
+    }
+
+    /// A block that any stream may use at once, of what is free and idle: the driver is asked nothing, as in
+    /// a capture. `None` where there is none.
+    pub fn allocate_idle(&self, size: usize) -> Option<u64> {
+        let mut state = self.settled();
+        let (requested, rounded) = (size as u64, state.round_up.round_up(size) as u64);
+        let pool = &mut state.pool;
+        let capturing = replace(&mut pool.gpu_mut().capturing, true);
+        let handed = pool.allocate_free(rounded, requested, UNORDERED, SHARED, Origin::Cuda);
+        pool.gpu_mut().capturing = capturing;
+        handed.map(|it| it.address)
+    }
+
+    /// The program has given so many of them back.
+    pub fn dismiss_outside(&self, bytes: u64) {
+        let _state = self.state.lock();
+        let outside = self.ledger.outside();
+        self.ledger.set_outside(outside.saturating_sub(bytes));
+    }
+
+    /// Bytes that are counted so.
+    pub fn outside_bytes(&self) -> u64 {
+        self.ledger.outside()
+    }
+
+    /// Waits for all work of the device, on every stream, and breaks no capture. The driver's status, 0 for
+    /// success. Threads that wait at the same time share the driver's wait.
+    #[inline]
+    pub fn synchronize(&self) -> u32 {
+        self.synchronize_or(false)
+    }
+
+    /// The same, but that while a stream is being captured the answer depends on who asks, as that of the
+    /// driver's own `cuMemFree` does.
+    #[inline]
+    pub fn synchronize_as_free(&self) -> u32 {
+        self.synchronize_or(true)
+    }
+
+    #[inline]
+    fn synchronize_or(&self, as_program: bool) -> u32 {
+        let context = self.properties.context;
+        let wait = || synchronize(&self.functions, context, &self.wait_events);
+        let captured = || synchronize_in_capture(&self.functions, context, as_program);
+        match captures::is_on() {
+            false => self.waits.0.wait(|| wait().unwrap_or_else(captured)),
+            true => captured(),
+        }
+    }
+
+    /// Takes back every block and gives all memory back to the driver: the context that they were
+    /// used in ends. `ended` says that it has, and all its work with it.
+    pub fn start_over(&self, ended: bool) {
+        let take_back = |state: &mut State| {
+            self.empty_all(state);
+            let State { later, pool, .. } = state;
+            later.give_back(pool);
+        };
+        let mut state = self.state.lock();
+        // No stream outlives its context.
+        self.lasting.forget_all();
+        self.live_streams.clear();
+        LiveStreams::created().clear();
+        take_back(&mut state);
+        let blocks: Vec<Found> = state.pool.blocks_in_use().collect();
+        for block in blocks {
+            ipc::forget(block.start);
+            while let Some(live) = state.pool.look_up(block.start) {
+                if self.forget(&mut state, &live, block.start) {
+                    state.pool.free_live(live);
+                } else {
+                    // Freed since, it lies on a shelf or in a magazine, which would hand it out once more.
+                    take_back(&mut state);
+                }
+            }
+        }
+        state.users.clear();
+        state.pool.gpu_mut().ended = ended;
+        Device::free_all_uncached(&mut state);
+        // What the driver refuses once is asked again.
+        for _ in 0..2 {
+            state.pool.trim_all(None);
+            state.pool.gpu_mut().give_back_leftovers();
+        }
+        state.pool.gpu_mut().ended = false;
+        state.pool.gpu_mut().drop_events(ended);
+    }
+}

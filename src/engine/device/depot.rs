@@ -1,0 +1,212 @@
+//! Blocks that the program gave back while work on any stream may still use them (`free:relaxed`), as far
+//! as no thread has them in its magazine (`magazine`).
+//!
+//! They are set aside in batches, each behind one event of the whole device, and handed out again for
+//! the same size once it has passed: an event costs more than a pair of calls may. To the pool they are
+//! in use meanwhile, and marked as shared.
+
+use crate::core::{ALL_STREAMS, Class, Event, Gpu, Live, Origin, Pool, block_size};
+use crate::device::driver_gpu::DriverGpu;
+use crate::device::magazine::{BATCH, Holders};
+use crate::device::stream_cache::spread;
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// A block that was given back.
+#[derive(Clone, Copy)]
+pub struct Aside {
+    pub address: u64,
+    pub live: Live,
+}
+
+impl Aside {
+    #[inline]
+    pub fn size(&self) -> u64 {
+        block_size(self.live.requested)
+    }
+}
+
+#[derive(Default)]
+struct Batch {
+    blocks: Vec<Aside>,
+    bytes: u64,
+}
+
+/// Hashes sizes: by one multiplication, since nobody chooses them to collide.
+#[derive(Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    #[inline]
+    fn write_u64(&mut self, value: u64) {
+        self.0 = spread(self.0 ^ value).rotate_left(32);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// What is set aside on one device.
+pub struct Later {
+    /// Bytes behind one event, and bytes that are kept for their sizes.
+    limit: u64,
+    open: Batch,
+    /// In the order of their events.
+    waiting: VecDeque<(Event, Batch)>,
+    /// Idle blocks by the size that was asked for.
+    ready: HashMap<u64, Vec<Aside>, BuildHasherDefault<Spread>>,
+    ready_bytes: u64,
+    /// Bytes of all of them.
+    bytes: u64,
+    /// Which threads' magazines know which of the other blocks.
+    pub holders: Holders,
+}
+
+impl Later {
+    /// For a device with so many bytes of memory.
+    pub fn new(total: u64) -> Self {
+        Later {
+            limit: (total / 512).max(32 << 20),
+            open: Batch::default(),
+            waiting: VecDeque::new(),
+            ready: HashMap::default(),
+            ready_bytes: 0,
+            bytes: 0,
+            holders: Holders::default(),
+        }
+    }
+
+    /// Bytes set aside.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Sets a block aside that was looked up just now. False where it is already.
+    #[inline]
+    pub fn put(&mut self, block: Aside, pool: &mut Pool<DriverGpu>) -> bool {
+        if !pool.share(&block.live) {
+            return false;
+        }
+        self.bytes += block.size();
+        self.open.bytes += block.size();
+        self.open.blocks.push(block);
+        let full = self.open.blocks.len() >= BATCH || self.open.bytes >= self.limit / 2;
+        if full && let Some(event) = pool.gpu_mut().record(ALL_STREAMS) {
+            let batch = std::mem::take(&mut self.open);
+            self.waiting.push_back((event, batch));
+        }
+        true
+    }
+
+    /// Sets blocks aside that have their event already.
+    pub fn await_event(&mut self, event: Event, blocks: Vec<Aside>, pool: &mut Pool<DriverGpu>) {
+        let bytes = self.take_in(&blocks, pool);
+        self.waiting.push_back((event, Batch { blocks, bytes }));
+    }
+
+    /// Sets blocks aside that nothing uses any more.
+    pub fn restock(&mut self, blocks: Vec<Aside>, pool: &mut Pool<DriverGpu>) {
+        let bytes = self.take_in(&blocks, pool);
+        self.make_ready(Batch { blocks, bytes }, pool);
+    }
+
+    /// Notes blocks as set aside, which none of them is. Answers their bytes.
+    fn take_in(&mut self, blocks: &[Aside], pool: &mut Pool<DriverGpu>) -> u64 {
+        for block in blocks {
+            pool.share(&block.live);
+        }
+        let bytes = blocks.iter().map(Aside::size).sum();
+        self.bytes += bytes;
+        bytes
+    }
+
+    /// A block of this size that nothing uses any more.
+    pub fn take(&mut self, requested: u64, pool: &mut Pool<DriverGpu>) -> Option<Aside> {
+        let mut found = self.pop(requested);
+        // No more batches than are needed, so that what is kept for its size stays little.
+        while found.is_none() && self.advance(pool) {
+            found = self.pop(requested);
+        }
+        let block = found?;
+        pool.unshare(&block.live);
+        let size = block.size();
+        self.bytes -= size;
+        self.ready_bytes -= size;
+        let tally = pool.tally_mut();
+        tally.recycled(Origin::Cuda, Class::of(size), 1, size, block.live.requested);
+        Some(block)
+    }
+
+    fn pop(&mut self, requested: u64) -> Option<Aside> {
+        self.ready.get_mut(&requested)?.pop()
+    }
+
+    /// The next batch is ready, if its event has passed. True if it was.
+    fn advance(&mut self, pool: &mut Pool<DriverGpu>) -> bool {
+        let passed = |(event, _): &(Event, Batch)| pool.gpu_mut().passed(*event);
+        if !self.waiting.front().is_some_and(passed) {
+            return false;
+        }
+        let Some((event, batch)) = self.waiting.pop_front() else {
+            return false;
+        };
+        pool.gpu_mut().forget(event);
+        self.make_ready(batch, pool);
+        true
+    }
+
+    fn make_ready(&mut self, batch: Batch, pool: &mut Pool<DriverGpu>) {
+        if self.ready_bytes + batch.bytes > self.limit {
+            self.give_back_ready(pool);
+        }
+        self.ready_bytes += batch.bytes;
+        for block in batch.blocks {
+            self.ready
+                .entry(block.live.requested)
+                .or_default()
+                .push(block);
+        }
+    }
+
+    fn give_back_ready(&mut self, pool: &mut Pool<DriverGpu>) {
+        for (_, blocks) in self.ready.drain() {
+            for block in blocks {
+                self.bytes -= block.size();
+                give_back(block, pool);
+            }
+        }
+        self.ready_bytes = 0;
+    }
+
+    /// Gives back to the pool what is known to be used by nothing any more. What has no event yet stays.
+    pub fn give_back_passed(&mut self, pool: &mut Pool<DriverGpu>) {
+        while self.advance(pool) {}
+        self.give_back_ready(pool);
+    }
+
+    /// Gives all of it back to the pool: the caller has waited for the device.
+    pub fn give_back(&mut self, pool: &mut Pool<DriverGpu>) {
+        self.give_back_ready(pool);
+        let open = std::mem::take(&mut self.open);
+        let waiting = std::mem::take(&mut self.waiting);
+        for (event, batch) in waiting {
+            pool.gpu_mut().forget(event);
+            batch.blocks.into_iter().for_each(|it| give_back(it, pool));
+        }
+        open.blocks.into_iter().for_each(|it| give_back(it, pool));
+        self.bytes = 0;
+    }
+}
+
+fn give_back(block: Aside, pool: &mut Pool<DriverGpu>) {
+    pool.unshare(&block.live);
+    // The pool knows it: it was looked up when it was set aside.
+    let _ = pool.free(block.address);
+}

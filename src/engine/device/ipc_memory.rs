@@ -1,0 +1,287 @@
+//! A device's memory for other processes, and theirs for this one: the driver calls of both.
+
+use crate::core::{Backing, Gpu};
+use crate::device::driver_gpu::{FILE, access_of, current};
+use crate::device::ledger::Call;
+use crate::device::{Device, State};
+use crate::driver::sys::*;
+use crate::ipc::{self, Export, Handle, Secret, SegmentHandle, Span, Unshared};
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, the one flag that there is.
+const LAZY_PEER_ACCESS: u32 = 1;
+
+/// A block in use as other processes can find it.
+pub struct Shared {
+    span: Arc<Span>,
+    /// Where the block starts.
+    pub start: u64,
+    /// Bytes from the span's start to the block's.
+    pub offset: u64,
+    /// The address of the plain segment that it lies in, if it does.
+    pub segment: Option<u64>,
+}
+
+impl Shared {
+    /// The number of the span that it lies in.
+    #[cfg(test)]
+    pub(crate) fn span_number(&self) -> u64 {
+        self.span.number
+    }
+
+    /// The handle of the whole span that the block lies in, for other processes with this library, whose
+    /// questions are answered from now on.
+    pub fn handle_of_span(&self) -> Result<Handle, Unshared> {
+        self.handle(0, self.span.bytes())
+    }
+
+    /// The handle of `size` bytes from the block's start on, good as long as the span is.
+    pub fn handle_of_tensor(&self, size: u64) -> Result<Handle, Unshared> {
+        ipc::note_tensor();
+        self.handle(self.offset, size)
+    }
+
+    fn handle(&self, offset: u64, size: u64) -> Result<Handle, Unshared> {
+        Handle::new((self.span.number, self.span.secret), offset, size)
+    }
+
+    /// The handle of the block, of `size` bytes: good until it is freed.
+    pub fn handle_of_block(&self, size: u64) -> Result<Handle, Unshared> {
+        let given = ipc::give(self.start, self.span.number)?;
+        Handle::new((given.number, given.secret), self.offset, size)
+    }
+}
+
+impl Device {
+    /// Where other processes can find the block in use around `address`. They can as long as it is in
+    /// use.
+    pub fn share(&self, address: u64) -> Result<Shared, Unshared> {
+        let mut state = self.settled();
+        let pool = &state.pool;
+        let start = pool.block_around(address).ok_or(Unshared::Unknown)?.start;
+        let backing = pool.backing(start).ok_or(Unshared::Unknown)?;
+        self.share_backing(&mut state, start, backing)
+    }
+
+    /// The same for a tensor's memory, as [`Device::allocation`] found it around `address`. What is a private
+    /// pool's is shared whole: where others can find it does not change while the pool is in use.
+    pub fn share_tensor(&self, address: u64) -> Result<Shared, Unshared> {
+        let mut state = self.settled();
+        let pool = &state.pool;
+        let found = pool.allocation_around(address).ok_or(Unshared::Unknown)?;
+        let start = found.found.start;
+        let backing = match found.private {
+            true => pool.backing_of_run(start),
+            false => pool.backing(start),
+        };
+        self.share_backing(&mut state, start, backing.ok_or(Unshared::Unknown)?)
+    }
+
+    fn share_backing(
+        &self,
+        state: &mut State,
+        start: u64,
+        backing: Backing,
+    ) -> Result<Shared, Unshared> {
+        let State { pool, .. } = state;
+        if backing.mapped && !pool.gpu().is_exportable() {
+            return Err(Unshared::Forbidden(format!(
+                "{} cannot share mapped memory",
+                self.properties.name
+            )));
+        }
+        if pool.gpu().spans.are_many() {
+            let home = pool.homes();
+            pool.gpu_mut().spans.keep_together(&home);
+        }
+        let segment = (!backing.mapped).then_some(backing.start);
+        Ok(Shared {
+            span: pool.gpu_mut().spans.of(backing.parts, backing.mapped)?,
+            start,
+            offset: start - backing.start,
+            segment,
+        })
+    }
+
+    /// CUDA's own handle for a plain segment.
+    pub fn segment_handle(&self, segment: u64) -> Result<SegmentHandle, Unshared> {
+        self.ask_segment_handle(segment)
+            .map_err(|status| self.failure("cuIpcGetMemHandle", status))
+    }
+
+    fn ask_segment_handle(&self, segment: u64) -> Result<SegmentHandle, u32> {
+        let mut handle = [0; ipc::HANDLE_SIZE];
+        let _current = current(&self.functions, self.properties.context);
+        // SAFETY: `handle` outlives the call and is as large as CUDA's.
+        let status =
+            unsafe { (self.functions.cuIpcGetMemHandle)(handle.as_mut_ptr().cast(), segment) };
+        match status {
+            0 => Ok(handle),
+            status => Err(status),
+        }
+    }
+
+    /// What another process needs of a span: descriptors of at most `most` chunks from the `first` on,
+    /// or the segment's handle. `None` where the span is not this device's, or a secret is wanted and this
+    /// is not its own.
+    pub(crate) fn export(
+        &self,
+        span: u64,
+        secret: Option<&Secret>,
+        first: usize,
+        most: usize,
+    ) -> Option<(Arc<Span>, Export)> {
+        // Held to the end: what is exported may not go back to the driver meanwhile.
+        let state = self.state.lock();
+        let span = state.pool.gpu().spans.get(span)?;
+        if secret.is_some_and(|secret| !span.secret.is(secret)) {
+            return None;
+        }
+        if !span.mapped {
+            let export = match self.ask_segment_handle(span.parts[0].0) {
+                Ok(handle) => Export::Segment(handle),
+                Err(status) => Export::Failed(status),
+            };
+            return Some((span, export));
+        }
+        let mut files = Vec::new();
+        for (chunk, _) in span.parts.iter().skip(first).take(most) {
+            let mut file = -1;
+            let status = self.call(Call::Export, |f| {
+                // SAFETY: a chunk that the pool holds, made to be exported; room for a descriptor.
+                unsafe { (f.cuMemExportToShareableHandle)((&raw mut file).cast(), *chunk, FILE, 0) }
+            });
+            if status != 0 {
+                return Some((span, Export::Failed(status)));
+            }
+            // SAFETY: the driver made the descriptor for the caller.
+            files.push(unsafe { OwnedFd::from_raw_fd(file) });
+        }
+        Some((span, Export::Chunks(files)))
+    }
+
+    /// Tells the device from every other, in every process.
+    pub(crate) fn uuid(&self) -> [u8; 16] {
+        self.properties.uuid
+    }
+
+    /// Reserves addresses for memory of another process.
+    pub(crate) fn reserve_shared(&self, bytes: u64) -> Result<u64, Unshared> {
+        let mut address = 0;
+        let status = self.call(Call::Reserve, |f| {
+            // SAFETY: `address` outlives the call.
+            unsafe { (f.cuMemAddressReserve)(&mut address, bytes as usize, 0, 0, 0) }
+        });
+        self.done("cuMemAddressReserve", status).map(|()| address)
+    }
+
+    /// Maps a chunk of another process at reserved addresses. No device has access yet.
+    pub(crate) fn map_shared(
+        &self,
+        address: u64,
+        size: u64,
+        file: &OwnedFd,
+    ) -> Result<(), Unshared> {
+        let mut chunk = 0;
+        let status = self.call(Call::Import, |f| {
+            // SAFETY: `chunk` outlives the call; a descriptor goes by its number.
+            unsafe {
+                let file = file.as_raw_fd() as usize as *mut c_void;
+                (f.cuMemImportFromShareableHandle)(&mut chunk, file, FILE)
+            }
+        });
+        self.done("cuMemImportFromShareableHandle", status)?;
+        let status = self.call(Call::Map, |f| {
+            // SAFETY: the caller's addresses, where nothing is mapped, and a chunk of that size.
+            unsafe { (f.cuMemMap)(address, size as usize, 0, chunk, 0) }
+        });
+        // The mapping holds the memory from here on.
+        self.state.lock().pool.gpu_mut().release_shared(chunk);
+        self.done("cuMemMap", status)
+    }
+
+    /// Opens what was mapped to this device, and if it is the memory's own, to all that reach it.
+    pub(crate) fn open_shared(
+        &self,
+        address: u64,
+        bytes: u64,
+        home: [u8; 16],
+    ) -> Result<(), Unshared> {
+        let set = |devices: &[CUdevice]| {
+            let access = access_of(devices);
+            self.call(Call::SetAccess, |f| {
+                // SAFETY: mappings that make up this range; `access` outlives the call.
+                unsafe {
+                    (f.cuMemSetAccess)(address, bytes as usize, access.as_ptr(), access.len())
+                }
+            })
+        };
+        let own = [self.properties.device];
+        let all = &self.properties.reachable_by;
+        let status = match home == self.properties.uuid && all.len() > 1 {
+            true => match set(all) {
+                0 => 0,
+                // Some system does not let another device have it.
+                _ => set(&own),
+            },
+            false => set(&own),
+        };
+        self.done("cuMemSetAccess", status)
+    }
+
+    /// Takes the first `mapped` of reserved `bytes` down, and gives the addresses back. Nothing uses
+    /// them any more.
+    pub(crate) fn unmap_shared(&self, address: u64, mapped: u64, bytes: u64) {
+        let mut state = self.state.lock();
+        state.pool.gpu_mut().unmap_shared(address, mapped, bytes);
+    }
+
+    /// Opens a plain segment of another process.
+    pub(crate) fn open_segment(&self, handle: &SegmentHandle) -> Result<u64, Unshared> {
+        // SAFETY: as many bytes, of which any make a handle.
+        let handle = unsafe { std::mem::transmute::<SegmentHandle, CUipcMemHandle>(*handle) };
+        let mut address = 0;
+        // Forbidden while any stream is captured unless this thread says otherwise: it is no part of it.
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let status = self.call(Call::OpenShared, |f| {
+            // SAFETY: `address` and `mode` outlive the calls; the second exchange undoes the first.
+            unsafe {
+                (f.cuThreadExchangeStreamCaptureMode)(&mut mode);
+                let status = (f.cuIpcOpenMemHandle_v2)(&mut address, handle, LAZY_PEER_ACCESS);
+                (f.cuThreadExchangeStreamCaptureMode)(&mut mode);
+                status
+            }
+        });
+        self.done("cuIpcOpenMemHandle", status).map(|()| address)
+    }
+
+    /// Closes it once. Nothing uses it any more, as far as this one opening goes.
+    pub(crate) fn close_segment(&self, address: u64) {
+        self.state.lock().pool.gpu_mut().close_segment(address);
+    }
+
+    /// Whether the device can be waited for now: not in a capture.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.state.lock().pool.gpu().may_wait()
+    }
+
+    /// A counted call in the device's context.
+    fn call(&self, call: Call, body: impl FnOnce(&crate::driver::Functions) -> u32) -> u32 {
+        let _current = current(&self.functions, self.properties.context);
+        self.ledger.call(call, || body(&self.functions))
+    }
+
+    fn done(&self, call: &str, status: u32) -> Result<(), Unshared> {
+        match status {
+            0 => Ok(()),
+            status => Err(self.failure(call, status)),
+        }
+    }
+
+    fn failure(&self, call: &str, status: u32) -> Unshared {
+        let error = self.functions.error_name(status);
+        Unshared::Forbidden(format!("{call} failed: {error}"))
+    }
+}

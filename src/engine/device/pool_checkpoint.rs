@@ -1,0 +1,51 @@
+//! The state of a private pool at one moment, and going back to it: which blocks are in use, and where.
+
+use crate::core::Found;
+use crate::device::driver_gpu::thread_number;
+use crate::device::{Device, PoolId, Route, Routed, State};
+
+/// Why a private pool cannot go back to an earlier state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotRestored {
+    /// There is no private pool of that name.
+    NoPool,
+    /// A block of the earlier state lies at this address, which is in use, or is the pool's no more.
+    Taken(u64),
+}
+
+impl Device {
+    /// Every block in use of a private pool; `None` where there is none of that name.
+    pub fn pool_blocks(&self, pool: PoolId) -> Option<Vec<Found>> {
+        let state = self.state.lock();
+        let group = state.private(pool)?.group;
+        Some(state.pool.blocks_of(group).collect())
+    }
+
+    /// Takes a private pool's blocks into use again, all of them or none, each where it was. From then
+    /// to [`Device::end_pool`] the allocations that the route's filter claims are handed these blocks,
+    /// in this order. Counts no user of the pool.
+    ///
+    /// Waits for the device where freed memory may still be used by other streams.
+    pub fn restore_pool(&self, route: Route, blocks: &[Found]) -> Result<(), NotRestored> {
+        let mut state = self.settled();
+        let group = state.private(route.pool).ok_or(NotRestored::NoPool)?.group;
+        let State { pool, routes, .. } = &mut *state;
+        let placed = pool
+            .place(blocks, group)
+            .or_else(|unplaced| match pool.settle() {
+                true => pool.place(blocks, group),
+                false => Err(unplaced),
+            });
+        placed.map_err(|unplaced| NotRestored::Taken(unplaced.0))?;
+        routes.push(Routed {
+            route,
+            made: true,
+            thread: thread_number(),
+            // It allocates nothing.
+            capture: Some(false),
+            restored: blocks.iter().map(|block| block.start).collect(),
+        });
+        self.note_routes(&mut state);
+        Ok(())
+    }
+}

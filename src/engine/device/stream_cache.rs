@@ -1,0 +1,674 @@
+//! Shelves: the few blocks freed last on each stream, kept aside for a request of the same size.
+//!
+//! A program that allocates and frees the same sizes over and over, as most do between two kernels,
+//! is served from here with one lock that no other stream takes, and without the pool. To the pool a
+//! block on a shelf is still handed out. So whatever looks at the pool, or wants memory that it does
+//! not have, clears the shelves first; what was recycled here is then added to the pool's counters.
+//!
+//! A stream that seldom asks again for what it freed only loses time here. So a shelf that keeps
+//! missing is closed, until the stream's [`Habit`] shows that it would serve.
+//!
+//! Locks are taken in one order: the device's, then a shelf's. Who has a shelf's may try the
+//! device's. Shelves are opened and closed under both.
+
+use crate::core::{Class, Gpu, Origin, Pool, StreamKey, UNORDERED};
+use crate::device::driver_gpu::{PER_THREAD, thread_number};
+use crate::util::lock::{Apart, Guard, Lock};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+/// Streams beyond this many have to do without a shelf.
+const SHELVES: usize = 64;
+
+/// Blocks on one shelf.
+const LENGTH: usize = 8;
+
+/// Blocks in use that a shelf remembers, so that they find their way back without the pool.
+const TRACKED: usize = 512;
+
+/// What a hit adds to a shelf's worth; a miss takes one away. A hit saves some ten times what a miss
+/// costs.
+const HIT: u32 = 12;
+
+/// A closed shelf opens when it is worth this; an open one closes at 0.
+const OPENS: u32 = 32;
+const MOST: u32 = 2 * OPENS;
+
+/// Blocks that a habit remembers.
+const RECENT: usize = 4;
+
+/// A power of two.
+const HABITS: usize = 64;
+
+/// Where no request for so long could have been met, so many are not looked at, twice as many each time, up
+/// to the most: a stream whose requests are at random goes on that way, and to look at one in nine takes a
+/// thirtieth of the time of a pair. A stream that takes turns between such requests and a loop may be asleep
+/// when the loop begins, and so goes without its shelf for so long.
+const AWAKE: u32 = 32;
+const ASLEEP: u32 = 256;
+const MOST_ASLEEP: u32 = 1 << 11;
+
+/// Whether a freed block of this size is one for its stream's shelf; `last` is the block that the stream
+/// was handed last.
+///
+/// A large block only where it was the last to be handed out. Then the pool, had it got the block back,
+/// would hand the same one out again; any other would be lost to the holes beside it, which costs memory
+/// (llama_serve: 1.016 instead of 1.009).
+#[inline]
+fn would_lie(size: u64, address: u64, last: u64) -> bool {
+    size <= crate::core::SMALL || address == last
+}
+
+/// What tells one stream's shelf from others', as far as a handle can. A stream has one for each origin of
+/// its blocks, so that a block that is handed out again stays in the same figures.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Owner(u64);
+
+impl Owner {
+    /// A place that is nobody's.
+    const NOBODY: Owner = Owner(u64::MAX);
+
+    #[inline]
+    pub fn of(key: StreamKey, origin: Origin) -> Owner {
+        // Handles are addresses: the uppermost bits are 0, and they are divisible by 4.
+        match (key.handle, key.id) {
+            // No handle of a stream, and not `NOBODY`.
+            _ if key == UNORDERED => Owner(u64::MAX - 1),
+            // Every thread has its own.
+            (PER_THREAD, id) => Owner(id << 2 | PER_THREAD | origin as u64),
+            // 1 is another name of the default stream, 0.
+            (handle, _) => Owner(handle & !1 | origin as u64),
+        }
+    }
+
+    /// Of the allocator's own blocks on a stream by its handle; for the per-thread default stream on the
+    /// calling thread's.
+    #[inline]
+    pub fn of_handle(handle: u64) -> Owner {
+        let id = match handle {
+            PER_THREAD => thread_number(),
+            _ => 0,
+        };
+        Owner::of(StreamKey { handle, id }, Origin::Allocator)
+    }
+
+    /// The place that its handle gives it. Handles are addresses in the driver's memory, and many streams'
+    /// may give the same one; then it has the first after it that is nobody's.
+    #[inline]
+    fn home(self) -> usize {
+        (spread(self.0) >> (64 - SHELVES.trailing_zeros())) as usize
+    }
+}
+
+#[inline]
+pub fn spread(value: u64) -> u64 {
+    value.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+/// A block in use, or on the shelf.
+#[derive(Clone, Copy, Default)]
+#[repr(align(32))]
+struct Item {
+    /// 0 where there is none.
+    address: u64,
+    requested: u64,
+    size: u64,
+    /// Which opening of the shelf it dates from, and [`LIES_HERE`]. Blocks come and go while a shelf is
+    /// closed, so what dates from an earlier one means nothing.
+    opening: u64,
+}
+
+/// Set where a block lies on the shelf: then it is not in use.
+const LIES_HERE: u64 = 1 << 63;
+
+/// What was given back and handed out again without the pool, in one class, since it was last told.
+#[derive(Clone, Copy, Default)]
+struct OfClass {
+    count: u64,
+    bytes: u64,
+    requested: u64,
+}
+
+/// The same in both classes.
+#[derive(Default)]
+pub struct Recycled([OfClass; 2]);
+
+impl Recycled {
+    /// Counts one more block of `size` bytes.
+    #[inline]
+    pub fn add(&mut self, size: u64, requested: u64) {
+        let of = &mut self.0[Class::of(size) as usize];
+        of.count += 1;
+        of.bytes += size;
+        of.requested += requested;
+    }
+
+    /// Tells the pool, of which all of them are by this origin.
+    pub fn tell<G: Gpu>(&mut self, origin: Origin, pool: &mut Pool<G>) {
+        let recycled = std::mem::take(self);
+        for class in [Class::Small, Class::Large] {
+            let of = &recycled.0[class as usize];
+            if of.count > 0 {
+                let tally = pool.tally_mut();
+                tally.recycled(origin, class, of.count, of.bytes, of.requested);
+            }
+        }
+    }
+}
+
+/// One stream's shelf.
+pub struct Shelf {
+    key: StreamKey,
+    /// Whose blocks of that stream.
+    origin: Origin,
+    /// Its place among a device's shelves.
+    place: usize,
+    /// How often it has been opened.
+    opening: u64,
+    length: usize,
+    worth: u32,
+    /// The block that was handed out last.
+    last: u64,
+    /// The first block ever tracked. Places count from it, so that a run is the same wherever the
+    /// system puts the addresses.
+    base: u64,
+    /// What was asked for the blocks that lie here.
+    requested: [u64; LENGTH],
+    /// Which of those remembered they are. None is forgotten for another while anything lies here: the
+    /// pool is not asked for blocks then.
+    lying: [u16; LENGTH],
+    recycled: Recycled,
+    tracked: Box<[Item; TRACKED]>,
+}
+
+/// The shelves of one device.
+pub struct Shelves {
+    /// Whose shelf is open at each place; read without a lock by all, and seldom written.
+    owners: Apart<[AtomicU64; SHELVES]>,
+    /// A bit for each place whose shelf is open.
+    open: AtomicU64,
+    /// A bit for each place whose own streams, or some of them, have their shelves elsewhere. So a stream
+    /// without a shelf, as most are that allocate at random, need not be looked for.
+    away: AtomicU64,
+    /// How many places after their home those are at most.
+    farthest: AtomicUsize,
+    places: [OnceLock<Box<Apart<Lock<Shelf>>>>; SHELVES],
+}
+
+impl Shelves {
+    pub fn new() -> Self {
+        Shelves {
+            owners: Apart([const { AtomicU64::new(Owner::NOBODY.0) }; SHELVES]),
+            open: AtomicU64::new(0),
+            away: AtomicU64::new(0),
+            farthest: AtomicUsize::new(0),
+            places: [const { OnceLock::new() }; SHELVES],
+        }
+    }
+
+    /// A stream's shelf, if it has one.
+    #[inline]
+    pub fn of(&self, owner: Owner) -> Option<Guard<'_, Shelf>> {
+        let home = owner.home();
+        if self.owner_of(home) == owner {
+            self.open(home, owner)
+        } else if self.away.load(Relaxed) & (1 << home) != 0 {
+            self.of_crowded(owner)
+        } else {
+            None
+        }
+    }
+
+    /// Whether any stream has one: while none has, there is none to look for.
+    #[inline(always)]
+    pub fn any_open(&self) -> bool {
+        self.open.load(Relaxed) != 0
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn of_crowded(&self, owner: Owner) -> Option<Guard<'_, Shelf>> {
+        let mut near = places(owner).take(self.farthest.load(Relaxed) + 1);
+        let place = near.find(|place| self.owner_of(*place) == owner)?;
+        self.open(place, owner)
+    }
+
+    #[inline]
+    fn open(&self, place: usize, owner: Owner) -> Option<Guard<'_, Shelf>> {
+        let shelf = self.places[place].get()?.lock();
+        // Another thread may have closed it since.
+        (self.owner_of(place) == owner).then_some(shelf)
+    }
+
+    #[inline]
+    fn owner_of(&self, place: usize) -> Owner {
+        Owner(self.owners[place].load(Relaxed))
+    }
+
+    /// Opens a shelf, which is new or empty, for a stream that has none. `None` where there is no place
+    /// for it. The caller has the device's lock, and no shelf's.
+    #[cold]
+    #[inline(never)]
+    pub fn begin(&self, key: StreamKey, origin: Origin) -> Option<Guard<'_, Shelf>> {
+        let owner = Owner::of(key, origin);
+        let place = places(owner).find(|place| self.owner_of(*place) == Owner::NOBODY)?;
+        let shelf = self.places[place].get_or_init(|| {
+            Box::new(Apart(Lock::new(Shelf {
+                key,
+                origin,
+                place,
+                opening: 0,
+                length: 0,
+                worth: 0,
+                last: 0,
+                base: 0,
+                requested: [0; LENGTH],
+                lying: [0; LENGTH],
+                recycled: Recycled::default(),
+                tracked: Box::new([Item::default(); TRACKED]),
+            })))
+        });
+        let mut shelf = shelf.lock();
+        shelf.opening += 1;
+        (shelf.key, shelf.origin) = (key, origin);
+        shelf.worth = OPENS;
+        self.owners[place].store(owner.0, Relaxed);
+        self.open.fetch_or(1 << place, Relaxed);
+        self.find_those_away();
+        Some(shelf)
+    }
+
+    /// Closes a shelf that is empty. The caller has the device's lock.
+    #[cold]
+    #[inline(never)]
+    pub fn end(&self, shelf: Guard<'_, Shelf>) {
+        self.owners[shelf.place].store(Owner::NOBODY.0, Relaxed);
+        self.open.fetch_and(!(1 << shelf.place), Relaxed);
+        self.find_those_away();
+        drop(shelf);
+    }
+
+    fn find_those_away(&self) {
+        let (mut homes, mut farthest) = (0, 0);
+        for place in 0..SHELVES {
+            let owner = self.owner_of(place);
+            let home = owner.home();
+            if owner != Owner::NOBODY && home != place {
+                homes |= 1 << home;
+                farthest = farthest.max((place + SHELVES - home) % SHELVES);
+            }
+        }
+        self.farthest.store(farthest, Relaxed);
+        self.away.store(homes, Relaxed);
+    }
+
+    /// Whether any is open besides the one that the caller holds.
+    #[inline]
+    pub fn any_besides(&self, held: Option<&Shelf>) -> bool {
+        self.besides(held) != 0
+    }
+
+    /// Gives what lies on all of them, but for the one that the caller holds, back to the pool. The
+    /// caller has the device's lock.
+    pub fn clear_all<G: Gpu>(&self, held: Option<&Shelf>, pool: &mut Pool<G>) {
+        let mut open = self.besides(held);
+        while open != 0 {
+            if let Some(shelf) = self.places[open.trailing_zeros() as usize].get() {
+                shelf.lock().clear(pool);
+            }
+            open &= open - 1;
+        }
+    }
+
+    #[inline]
+    fn besides(&self, held: Option<&Shelf>) -> u64 {
+        self.open.load(Relaxed) & !held.map_or(0, |shelf| 1 << shelf.place)
+    }
+}
+
+/// All places, in the order in which a stream's is looked for.
+fn places(owner: Owner) -> impl Iterator<Item = usize> {
+    (owner.home()..owner.home() + SHELVES).map(|place| place % SHELVES)
+}
+
+impl Shelf {
+    /// A block of exactly this size that was freed on the stream.
+    #[inline]
+    pub fn take(&mut self, key: StreamKey, requested: u64) -> Option<u64> {
+        let at = self.requested[..self.length]
+            .iter()
+            .rposition(|it| *it == requested);
+        let Some(at) = at.filter(|_| self.key == key) else {
+            self.worth = self.worth.saturating_sub(1);
+            return None;
+        };
+        self.worth = (self.worth + HIT).min(MOST);
+        let item = &mut self.tracked[usize::from(self.lying[at]) % TRACKED];
+        item.opening = self.opening;
+        self.length -= 1;
+        self.lying[at] = self.lying[self.length];
+        self.requested[at] = self.requested[self.length];
+        self.recycled.add(item.size, requested);
+        self.last = item.address;
+        Some(item.address)
+    }
+
+    /// Whether it is the shelf of this owner.
+    #[inline]
+    pub fn belongs_to(&self, owner: Owner) -> bool {
+        Owner::of(self.key, self.origin) == owner
+    }
+
+    /// Whether it is this stream's.
+    #[inline]
+    pub fn is_of(&self, key: StreamKey) -> bool {
+        self.key == key
+    }
+
+    /// Puts a block in use onto the shelf. False where it is not known here or there is no room.
+    #[inline]
+    pub fn put(&mut self, address: u64) -> bool {
+        let track = self.track_of(address);
+        let item = &mut self.tracked[track];
+        let length = self.length;
+        let fits = would_lie(item.size, address, self.last);
+        let known = item.address == address && item.opening == self.opening && address != 0;
+        if !known || length >= LENGTH || !fits {
+            return false;
+        }
+        item.opening |= LIES_HERE;
+        self.lying[length] = track as u16;
+        self.requested[length] = item.requested;
+        self.length += 1;
+        true
+    }
+
+    /// Remembers a block that the pool handed out just now, if it is the shelf's stream's. Nothing
+    /// lies on the shelf.
+    #[inline]
+    pub fn track(&mut self, key: StreamKey, address: u64, requested: u64, size: u64) {
+        if self.key != key {
+            return;
+        }
+        if self.base == 0 {
+            self.base = address;
+        }
+        let size = size.max(1).next_multiple_of(crate::core::BLOCK);
+        let track = self.track_of(address);
+        self.tracked[track] = Item {
+            address,
+            requested,
+            size,
+            opening: self.opening,
+        };
+        self.last = address;
+    }
+
+    /// Forgets a block in use, which is going back to the pool or must not come here any more.
+    /// False where it lies on the shelf: then it is not in use.
+    #[inline]
+    pub fn forget(&mut self, address: u64) -> bool {
+        let track = self.track_of(address);
+        let tracked = &mut self.tracked[track];
+        if tracked.address != address {
+            return true;
+        }
+        if tracked.opening == self.opening | LIES_HERE {
+            return false;
+        }
+        tracked.address = 0;
+        true
+    }
+
+    /// Whether this block, which is in use to the pool, lies here.
+    pub fn has(&self, address: u64) -> bool {
+        let item = &self.tracked[self.track_of(address)];
+        item.address == address && item.opening == self.opening | LIES_HERE
+    }
+
+    /// Whether nothing lies here.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Whether it has missed too often.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        self.worth == 0
+    }
+
+    /// Gives what lies here back to the pool.
+    pub fn clear<G: Gpu>(&mut self, pool: &mut Pool<G>) {
+        self.recycled.tell(self.origin, pool);
+        pool.free_late(|pool| {
+            for track in &self.lying[..self.length] {
+                let item = &mut self.tracked[usize::from(*track)];
+                // The pool handed it out and has not had it back, so it knows it.
+                let _ = pool.free(std::mem::take(&mut item.address));
+            }
+        });
+        self.length = 0;
+    }
+
+    #[inline]
+    fn track_of(&self, address: u64) -> usize {
+        let units = address.wrapping_sub(self.base) / crate::core::BLOCK;
+        (spread(units) >> (64 - TRACKED.trailing_zeros())) as usize
+    }
+}
+
+/// What a closed shelf would be worth: while it is awake it is told what an open one is, and does what that
+/// does, but for the blocks themselves.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub struct Habit {
+    /// What was asked for the blocks that would lie there.
+    lying: [u64; RECENT],
+    length: usize,
+    /// The block that was handed out last.
+    last: u64,
+    worth: u32,
+    /// So many more requests in vain are looked at, and then so many not at all.
+    awake: u32,
+    asleep: u32,
+    /// How long it sleeps next time.
+    sleep: u32,
+}
+
+/// The habits of a device's streams by their slots, under its lock; where there are many, some share theirs.
+pub struct Habits([Habit; HABITS]);
+
+impl Habits {
+    pub fn new() -> Self {
+        // A stream that comes for the first time gets a shelf.
+        let new = Habit {
+            lying: [0; RECENT],
+            length: 0,
+            last: 0,
+            worth: OPENS + 1,
+            awake: AWAKE,
+            asleep: 0,
+            sleep: ASLEEP,
+        };
+        Habits([new; HABITS])
+    }
+
+    #[inline]
+    pub fn of(&mut self, slot: u16) -> &mut Habit {
+        &mut self.0[slot as usize % HABITS]
+    }
+}
+
+impl Habit {
+    /// A block was freed.
+    #[inline]
+    pub fn freed(&mut self, address: u64, requested: u64) {
+        if self.asleep == 0 && self.length < RECENT && would_lie(requested, address, self.last) {
+            self.lying[self.length] = requested;
+            self.length += 1;
+        }
+    }
+
+    /// A block was handed out. True when it is time to open the shelf.
+    #[inline]
+    pub fn asked(&mut self, address: u64, requested: u64) -> bool {
+        if self.asleep > 0 {
+            self.asleep -= 1;
+            return false;
+        }
+        self.look(address, requested)
+    }
+
+    #[inline(never)]
+    fn look(&mut self, address: u64, requested: u64) -> bool {
+        self.last = address;
+        match self.lying[..self.length]
+            .iter()
+            .rposition(|it| *it == requested)
+        {
+            Some(at) => {
+                self.length -= 1;
+                self.lying[at] = self.lying[self.length];
+                self.worth += HIT;
+                (self.awake, self.sleep) = (AWAKE, ASLEEP);
+            }
+            // The shelf would be cleared.
+            None => {
+                self.length = 0;
+                self.worth = self.worth.saturating_sub(1);
+                self.awake -= 1;
+                if self.awake == 0 {
+                    (self.awake, self.asleep) = (AWAKE, self.sleep);
+                    self.sleep = (2 * self.sleep).min(MOST_ASLEEP);
+                }
+            }
+        }
+        let opens = self.worth >= OPENS;
+        if opens {
+            self.worth = 0;
+        }
+        opens
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::SMALL;
+
+    /// Whether a shelf opens for a stream that allocates and frees in this way, over and over: each
+    /// turn takes blocks of these sizes and frees all of them, the last one first.
+    fn opens_for(sizes: &[u64]) -> bool {
+        let mut habits = Habits::new();
+        let habit = habits.of(1);
+        // What a new stream is given beforehand.
+        while !habit.asked(0, u64::MAX) {}
+        (0..1000).any(|_| {
+            let blocks: Vec<(u64, u64)> = (1..).zip(sizes.iter().copied()).collect();
+            let opens = blocks
+                .iter()
+                .any(|(block, size)| habit.asked(*block, *size));
+            for (block, size) in blocks.iter().rev() {
+                habit.freed(*block, *size);
+            }
+            opens
+        })
+    }
+
+    #[test]
+    fn a_shelf_opens_for_whom_it_would_serve() {
+        assert!(opens_for(&[512]));
+        assert!(opens_for(&[2 * SMALL]));
+        assert!(opens_for(&[512, 512, 1024]));
+        // There is no room for the one that is wanted next, and the shelf would be cleared.
+        let many: Vec<u64> = (1..=12).map(|it| it * 512).collect();
+        assert!(!opens_for(&many));
+        // Only the last of them would lie there.
+        assert!(!opens_for(&[2 * SMALL, 3 * SMALL, 4 * SMALL]));
+    }
+
+    #[test]
+    fn a_stream_that_changes_its_ways_is_found_out_soon() {
+        let mut habits = Habits::new();
+        let habit = habits.of(1);
+        for vain in [1, 100, 10_000, 1_000_000] {
+            for size in 1..=vain {
+                habit.asked(size, size);
+            }
+            // Then it asks again for what it has just freed.
+            let opens = (0..MOST_ASLEEP + AWAKE + OPENS).any(|_| {
+                let opens = habit.asked(1, 512);
+                habit.freed(1, 512);
+                opens
+            });
+            assert!(opens, "after {vain}");
+        }
+    }
+
+    fn of(key: StreamKey) -> Owner {
+        Owner::of(key, Origin::Allocator)
+    }
+
+    /// Streams, by address as a driver's are, that would all like the same place.
+    fn crowd() -> impl Iterator<Item = StreamKey> {
+        let home = of(UNORDERED).home();
+        let keys = (1..).map(|id| StreamKey {
+            handle: id * 64,
+            id,
+        });
+        keys.filter(move |key| of(*key).home() == home)
+    }
+
+    #[test]
+    fn streams_that_want_one_place_have_a_shelf_each() {
+        let shelves = Shelves::new();
+        let crowd: Vec<StreamKey> = crowd().take(SHELVES + 1).collect();
+        let mut found: Vec<usize> = Vec::new();
+        for key in &crowd[..SHELVES] {
+            assert!(shelves.of(of(*key)).is_none());
+            assert!(shelves.begin(*key, Origin::Allocator).is_some());
+        }
+        for key in &crowd[..SHELVES] {
+            let shelf = shelves.of(of(*key)).expect("its shelf");
+            assert!(shelf.is_of(*key));
+            found.push(shelf.place);
+        }
+        found.sort();
+        found.dedup();
+        assert_eq!(found.len(), SHELVES);
+        // One too many has none, until another's is closed.
+        let late = crowd[SHELVES];
+        assert!(shelves.begin(late, Origin::Allocator).is_none());
+        let closed = shelves.of(of(crowd[3])).expect("its shelf");
+        let place = closed.place;
+        shelves.end(closed);
+        assert!(shelves.of(of(crowd[3])).is_none());
+        assert_eq!(
+            shelves
+                .begin(late, Origin::Allocator)
+                .map(|shelf| shelf.place),
+            Some(place)
+        );
+        assert!(shelves.of(of(late)).is_some_and(|it| it.is_of(late)));
+    }
+
+    #[test]
+    fn who_is_another_stream_has_another_shelf() {
+        let key = |handle, id| StreamKey { handle, id };
+        let owners = [UNORDERED, key(0, 0), key(2, 1), key(2, 2), key(64, 5)].map(of);
+        for (at, owner) in owners.iter().enumerate() {
+            assert!(*owner != Owner::NOBODY);
+            assert!(owners[..at].iter().all(|other| other != owner));
+        }
+        let others = owners[1..]
+            .iter()
+            .zip([key(0, 0), key(2, 1), key(2, 2), key(64, 5)]);
+        for (owner, key) in others {
+            let other = Owner::of(key, Origin::Cuda);
+            assert!(other != Owner::NOBODY && other != *owner && !owners.contains(&other));
+        }
+        assert!(Owner::of_handle(1) == Owner::of_handle(0));
+        assert!(Owner::of_handle(2) == of(key(2, thread_number())));
+    }
+}

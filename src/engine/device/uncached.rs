@@ -1,0 +1,66 @@
+//! Memory without a pool: each block is one of the driver's, taken when it is asked for and given back
+//! when it is freed, and nothing is counted. What finds mistakes in a program's accesses (CUDA's
+//! compute-sanitizer) sees each block's bounds then: they are those of the request.
+
+use crate::core::{Gpu, Refusal, SHARED};
+use crate::device::external_cache;
+use crate::device::{Device, OutOfMemory, State};
+use crate::ipc;
+use std::mem::take;
+
+impl Device {
+    /// Whether blocks come from the driver one by one from now on. Those in use are freed as they came.
+    pub fn set_uncached(&self, uncached: bool) {
+        let mut state = self.settled();
+        state.uncached = uncached;
+        self.note_routes(&mut state);
+    }
+
+    #[cold]
+    pub(super) fn allocate_uncached(
+        &self,
+        state: &mut State,
+        size: usize,
+    ) -> Result<u64, Box<OutOfMemory>> {
+        let bytes = size.max(1) as u64;
+        let State { pool, blocks, .. } = state;
+        let mut taken = pool.gpu_mut().allocate(bytes);
+        // The pool may hold free memory from before.
+        if taken.is_err() && pool.trim_all(None) > 0 {
+            taken = pool.gpu_mut().allocate(bytes);
+        }
+        if taken == Err(Refusal::OutOfMemory) && external_cache::give_back() {
+            taken = pool.gpu_mut().allocate(bytes);
+        }
+        match taken {
+            Ok(address) => {
+                blocks.insert(address, bytes);
+                Ok(address)
+            }
+            Err(refusal) => {
+                let shortage = pool.shortage(size as u64, SHARED, refusal);
+                Err(self.out_of_memory(state, size as u64, shortage, SHARED))
+            }
+        }
+    }
+
+    /// Gives a block back to the driver, which waits for the work that uses it. False where it is none.
+    #[cold]
+    pub(super) fn free_uncached(state: &mut State, address: u64) -> bool {
+        match state.blocks.remove(&address) {
+            Some(bytes) => {
+                state.pool.gpu_mut().free(address, bytes);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Gives all blocks back that came from the driver one by one.
+    pub(super) fn free_all_uncached(state: &mut State) {
+        for (address, bytes) in take(&mut state.blocks) {
+            ipc::forget(address);
+            state.pool.gpu_mut().free(address, bytes);
+        }
+    }
+}

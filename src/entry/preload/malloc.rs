@@ -1,0 +1,228 @@
+//! Memory as `cudaMalloc` hands it out: any stream may use it, and giving it back waits for the device.
+
+use super::breaks::is_broken;
+use super::{Answer, driver_table, pointer_attributes, primary_context, stream_capture, unpooled};
+use concertina_engine::core::Refusal;
+use concertina_engine::device::Device;
+use concertina_engine::device::OutOfMemory;
+use concertina_engine::process::allocator::Allocator;
+use concertina_engine::process::allocator::allocator_in_use;
+use concertina_engine::settings::Free;
+use std::collections::HashMap;
+use std::ffi::c_uint;
+use std::sync::{Mutex, PoisonError};
+
+pub const INVALID_VALUE: u32 = 1;
+pub const OUT_OF_MEMORY: u32 = 2;
+
+/// The default stream.
+const DEFAULT: u64 = 0;
+
+/// `cuMemAlloc`.
+#[inline]
+pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
+    let answer = allocate_here(address, bytes);
+    answer.or_else(|| unpooled::allocate(address, bytes))
+}
+
+/// The same, from the pool.
+#[inline]
+fn allocate_here(address: *mut u64, bytes: usize) -> Answer {
+    if address.is_null() || stream_capture::is_on() || is_broken("pool") {
+        return None;
+    }
+    if bytes == 0 && !is_broken("zero") {
+        return None;
+    }
+    let device = match is_broken("health") {
+        false => primary_context::known_or_new(primary_context::of_stream(DEFAULT).ok()?, DEFAULT)?,
+        true => primary_context::device()?,
+    };
+    if is_shareable() {
+        return None;
+    }
+    let block = match is_broken("apart") {
+        true => device.allocate(bytes, 0),
+        false if is_relaxed() => device.allocate_from_aside(bytes),
+        false => device.allocate_unordered(bytes),
+    };
+    hand_out(address, block)
+}
+
+/// Whether the program wants to share such memory with other processes, which only CUDA's own can be.
+#[inline]
+pub fn is_shareable() -> bool {
+    allocator_in_use().is_some_and(|allocator| allocator.settings().ipc)
+}
+
+#[inline]
+fn is_relaxed() -> bool {
+    allocator_in_use().is_some_and(|allocator| allocator.settings().free == Free::Relaxed)
+}
+
+/// Gives the program its block. Beyond its limit it gets the ordinary error; where the device has no
+/// memory the driver is to say so.
+#[inline]
+pub fn hand_out(to: *mut u64, block: Result<u64, Box<OutOfMemory>>) -> Answer {
+    match block {
+        Ok(address) => {
+            // SAFETY: the program's place for the address, which is not null.
+            unsafe { *to = address };
+            Some(0)
+        }
+        Err(shortage) if shortage.shortage.refusal == Refusal::OverLimit => Some(OUT_OF_MEMORY),
+        Err(_) => None,
+    }
+}
+
+/// `cuMemAllocPitch`. How far apart the rows lie is the driver's to say: the first allocation of each
+/// width is its own, and those after it do as it did. Under a limit it is asked with a single row.
+pub fn allocate_pitch(
+    address: *mut u64,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    element: c_uint,
+) -> Answer {
+    /// Pitches by width and element size; no more widths than this are remembered.
+    const WIDTHS: usize = 4096;
+    static PITCHES: Mutex<Option<HashMap<(usize, c_uint), usize>>> = Mutex::new(None);
+
+    if address.is_null() || pitch.is_null() || stream_capture::is_on() {
+        return None;
+    }
+    let mut pitches = PITCHES.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = pitches.get_or_insert_default();
+    let kind = (width, element);
+    let room = known.len() < WIDTHS;
+    let row = match known.get(&kind).copied() {
+        Some(row) => row,
+        None if room && primary_context::is_limited() && primary_context::device().is_some() => {
+            *known.entry(kind).or_insert(pitch_of(width, element)?)
+        }
+        None => {
+            let status =
+                driver_table::call!(cuMemAllocPitch_v2(address, pitch, width, height, element));
+            if status == OUT_OF_MEMORY {
+                // The caller asks again.
+                return None;
+            }
+            if status == 0 && room {
+                // SAFETY: the driver wrote it just now.
+                known.insert(kind, unsafe { *pitch });
+            }
+            return Some(status);
+        }
+    };
+    drop(pitches);
+    let row = if is_broken("pitch") { width } else { row };
+    let answer = allocate(address, row.checked_mul(height)?);
+    if answer == Some(0) {
+        // SAFETY: the program's place for the pitch, which is not null.
+        unsafe { *pitch = row };
+    }
+    answer
+}
+
+/// Bytes of so many rows, each of the pitch that a successful call has written.
+#[inline]
+pub fn rows(pitch: *const usize, height: usize) -> usize {
+    // SAFETY: the program's place for the pitch, if it is not null; the call has written it.
+    unsafe { pitch.as_ref() }.map_or(0, |pitch| pitch.saturating_mul(height))
+}
+
+/// What the driver makes of one row.
+fn pitch_of(width: usize, element: c_uint) -> Option<usize> {
+    let (mut address, mut pitch) = (0, 0);
+    let status = driver_table::call!(cuMemAllocPitch_v2(
+        &mut address,
+        &mut pitch,
+        width,
+        1,
+        element
+    ));
+    if status != 0 {
+        return None;
+    }
+    driver_table::call!(cuMemFree_v2(address));
+    Some(pitch)
+}
+
+/// `cuMemFree`.
+#[inline]
+pub fn free(address: u64) -> Answer {
+    let answer = free_anywhere(address);
+    answer.or_else(|| unpooled::free(address, || driver_table::call!(cuMemFree_v2(address))))
+}
+
+/// The same, of memory of any device's pool.
+#[inline]
+fn free_anywhere(address: u64) -> Answer {
+    if address == 0 {
+        return None;
+    }
+    let allocator = allocator_in_use()?;
+    pointer_attributes::forget(address);
+    if is_broken("leak") {
+        return Some(0);
+    }
+    // Nobody waits, in no context. In a capture an event would be as wrong as a wait, and not tell the
+    // program so.
+    let aside =
+        is_relaxed() && !stream_capture::is_on() && !is_broken("wait") && !is_broken("relaxed");
+    let mut devices = allocator.open_devices();
+    if aside && devices.any(|device| device.set_aside(address).is_ok()) {
+        return Some(0);
+    }
+    let here = primary_context::known_device();
+    if let Some(status) = here.and_then(|device| free_here(allocator, device, address)) {
+        return Some(status);
+    }
+    if is_broken("unknown") {
+        return Some(0);
+    }
+    if is_broken("elsewhere") {
+        return None;
+    }
+    free_elsewhere(allocator, here, address)
+}
+
+/// Memory of another device than the current one.
+#[cold]
+fn free_elsewhere(allocator: &Allocator, here: Option<&Device>, address: u64) -> Answer {
+    let others = allocator
+        .open_devices()
+        .filter(|other| here.is_none_or(|here| here.ordinal() != other.ordinal()));
+    for device in others {
+        if device.find(address).is_some()
+            && let Some(status) = free_here(allocator, device, address)
+        {
+            return Some(status);
+        }
+    }
+    // Freed already, or the middle of a block: the driver must not take it for the pool's own.
+    let mut devices = allocator.open_devices();
+    devices
+        .any(|device| device.is_in_segment(address))
+        .then_some(INVALID_VALUE)
+}
+
+/// Takes a block back. `None` where it is none of the device's; the wait's status where that fails,
+/// because work has failed or a capture forbids to wait, as the driver's own function would say.
+#[inline]
+fn free_here(allocator: &Allocator, device: &Device, address: u64) -> Answer {
+    let freed = match allocator.settings().free {
+        _ if is_broken("wait") => device.free_idle(address),
+        Free::Relaxed if is_broken("relaxed") => device.free_idle(address),
+        _ => match device.synchronize_as_free() {
+            // What is set aside was freed before.
+            0 if is_relaxed() && !device.knows(address) => return None,
+            0 => device.free_idle(address),
+            status => {
+                let found = device.find(address).filter(|it| it.start == address);
+                return found.map(|_| status);
+            }
+        },
+    };
+    freed.ok().map(|()| 0)
+}

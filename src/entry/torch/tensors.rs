@@ -1,0 +1,300 @@
+//! How tensors get memory and give it back: the functions of PyTorch's allocator object that all else
+//! comes down to.
+//!
+//! The wrapper's own call the pluggable functions, and note under a lock what they have handed out, with
+//! its size, device and stream, as a function that frees is told those. The pool knows them by itself, so
+//! these go straight to it, and a pair costs less than one through the wrapper around nothing.
+//!
+//! A tensor's stream is asked of PyTorch, which also tells which streams it keeps for good.
+
+use super::symbols::{Library, member};
+use super::{CUstream_st, allocate, each_device, give_back, is_watched, memory_stats, release};
+use crate::entry::panic_guard::guard;
+use concertina_engine::device::Device;
+use concertina_engine::device::Lasting;
+use concertina_engine::device::owner_hint;
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::transmute;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+type This = *mut c_void;
+
+/// `c10::cuda::CUDAStream`, passed and returned in two registers.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CxxStream {
+    /// `c10::Device`: kind and index.
+    device: [i8; 2],
+    id: i64,
+}
+
+/// `c10::DataPtr`: the address, a `std::unique_ptr` that frees it, whose function libstdc++ puts before
+/// what it is to free, and the device.
+#[repr(C)]
+pub struct DataPtr {
+    data: *mut c_void,
+    free: *const (),
+    context: *mut c_void,
+    device: [i8; 2],
+}
+
+/// `c10::DeviceType::CUDA`.
+const CUDA: i8 = 1;
+
+type Allocate = unsafe extern "C-unwind" fn(*mut DataPtr, This, usize) -> *mut DataPtr;
+type RawAlloc = unsafe extern "C-unwind" fn(This, usize) -> *mut c_void;
+type RawAllocOn = unsafe extern "C-unwind" fn(This, usize, *mut CUstream_st) -> *mut c_void;
+type RawDeleter = unsafe extern "C-unwind" fn(This) -> *const ();
+type GetDevice = unsafe extern "C-unwind" fn(*mut i8) -> c_int;
+type CurrentStream = unsafe extern "C-unwind" fn(i8) -> CxxStream;
+type Handle = unsafe extern "C-unwind" fn(*const CxxStream) -> *mut CUstream_st;
+
+/// What PyTorch has.
+struct Functions {
+    // The wrapper's own, for whatever is not as expected.
+    allocate: Allocate,
+    raw_alloc: RawAlloc,
+    raw_alloc_on: RawAllocOn,
+    /// What a tensor's memory is given back by, which comes to [`raw_delete`].
+    raw_deleter: RawDeleter,
+    get_device: GetDevice,
+    current_stream: CurrentStream,
+    handle: Handle,
+}
+
+static FUNCTIONS: OnceLock<Option<Functions>> = OnceLock::new();
+
+/// `c10::cuda::CUDAStream::stream() const`.
+fn handle_function() -> Option<Handle> {
+    static HANDLE: OnceLock<Option<Handle>> = OnceLock::new();
+    *HANDLE.get_or_init(|| {
+        let c10 = Library::loaded(c"libc10_cuda.so")?;
+        let function = c10.symbol(c"_ZNK3c104cuda10CUDAStream6streamEv")?;
+        // SAFETY: the mangled name says what it takes, and PyTorch's header what it gives.
+        Some(unsafe { transmute::<*mut c_void, Handle>(function) })
+    })
+}
+
+/// The names of the wrapper's functions, and ours in their place; none where PyTorch has not all that
+/// those need.
+pub fn slots() -> Vec<(&'static CStr, *const ())> {
+    if FUNCTIONS.get_or_init(Functions::find).is_none() {
+        return Vec::new();
+    }
+    let mut slots = vec![
+        (RAW_ALLOC, raw_alloc as *const ()),
+        (RAW_ALLOC_ON, raw_alloc_with_stream as *const ()),
+        (RAW_DELETE, raw_delete as *const ()),
+    ];
+    // It returns an object, for which ours takes the room as its first argument: so on x86-64 alone.
+    if cfg!(target_arch = "x86_64") {
+        slots.push((ALLOCATE, allocate_tensor as *const ()));
+    }
+    slots
+}
+
+const ALLOCATE: &CStr = member!("8allocateEm");
+pub const RAW_ALLOC: &CStr = member!("9raw_allocEm");
+const RAW_ALLOC_ON: &CStr = member!("21raw_alloc_with_streamEmP11CUstream_st");
+pub const RAW_DELETE: &CStr = member!("10raw_deleteEPv");
+/// It changes nothing, and so is mangled another way.
+const RAW_DELETER: &CStr =
+    c"_ZNK5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator11raw_deleterEv";
+
+/// What the table's functions need, which was there when they were put into it.
+#[inline(always)]
+fn functions() -> Option<&'static Functions> {
+    FUNCTIONS.get()?.as_ref()
+}
+
+impl Functions {
+    fn find() -> Option<Functions> {
+        let torch = Library::loaded(c"libtorch_cuda.so")?;
+        let c10 = Library::loaded(c"libc10_cuda.so")?;
+        let device = c10.symbol(c"_ZN3c104cuda9GetDeviceEPa")?;
+        let stream = c10.symbol(c"_ZN3c104cuda20getCurrentCUDAStreamEa")?;
+        // SAFETY: the mangled names say what each takes, and PyTorch's headers what they give.
+        unsafe {
+            Some(Functions {
+                allocate: transmute::<*mut c_void, Allocate>(torch.symbol(ALLOCATE)?),
+                raw_alloc: transmute::<*mut c_void, RawAlloc>(torch.symbol(RAW_ALLOC)?),
+                raw_alloc_on: transmute::<*mut c_void, RawAllocOn>(torch.symbol(RAW_ALLOC_ON)?),
+                raw_deleter: transmute::<*mut c_void, RawDeleter>(torch.symbol(RAW_DELETER)?),
+                get_device: transmute::<*mut c_void, GetDevice>(device),
+                current_stream: transmute::<*mut c_void, CurrentStream>(stream),
+                handle: handle_function()?,
+            })
+        }
+    }
+
+    /// This thread's device; `None` where CUDA will not say.
+    #[inline(always)]
+    fn device(&self) -> Option<i8> {
+        let mut device = -1;
+        // SAFETY: `device` outlives the call.
+        (unsafe { (self.get_device)(&mut device) } == 0).then_some(device)
+    }
+
+    /// The stream that this thread's work on the device goes to, by its handle.
+    #[inline(always)]
+    fn stream(&self, device: i8) -> *mut CUstream_st {
+        // SAFETY: a number of a device, of which PyTorch has told just now.
+        let stream = unsafe { (self.current_stream)(device) };
+        handle(self.handle, stream)
+    }
+}
+
+/// The handles of streams that PyTorch keeps, by number and device.
+static HANDLES: Lasting<2048> = Lasting::new();
+
+/// The handle of one of PyTorch's streams. The default stream's number is 0 and its handle null. Those that
+/// PyTorch makes it never destroys, and numbers as it likes; the number of one that it was given is its
+/// handle.
+#[inline(always)]
+fn handle(ask: Handle, stream: CxxStream) -> *mut CUstream_st {
+    if stream.id == 0 {
+        return std::ptr::null_mut();
+    }
+    let key = (stream.id as u64) << 8 | u64::from(stream.device[1] as u8);
+    match HANDLES.get(key) {
+        Some(handle) => handle as *mut CUstream_st,
+        None => ask_handle(ask, stream, key),
+    }
+}
+
+#[cold]
+fn ask_handle(ask: Handle, stream: CxxStream, key: u64) -> *mut CUstream_st {
+    // SAFETY: a stream of PyTorch's that outlives the call.
+    let handle = unsafe { ask(&stream) };
+    if handle as i64 != stream.id {
+        guard((), || {
+            let device = memory_stats::used(stream.device[1].into());
+            // Before the device is taken up there is nobody to tell.
+            if let Some(device) = device {
+                device.keep_stream(handle as u64);
+                HANDLES.keep(key, handle as u64);
+            }
+        });
+    }
+    handle
+}
+
+/// The handle of a stream that PyTorch names; `None` where PyTorch has no function to ask.
+pub fn handle_of(stream: CxxStream) -> Option<*mut CUstream_st> {
+    Some(handle(handle_function()?, stream))
+}
+
+/// [`allocate`], and a note of whose it is.
+#[inline(always)]
+unsafe fn obtain(size: usize, device: i8, stream: *mut CUstream_st) -> *mut c_void {
+    // SAFETY: PyTorch, which called, lets exceptions through.
+    let address = unsafe { allocate(size, device.into(), stream) };
+    owner_hint::note(address as u64, device.into(), stream as u64);
+    address
+}
+
+unsafe extern "C-unwind" fn raw_alloc(this: This, size: usize) -> *mut c_void {
+    let Some(functions) = functions() else {
+        return std::ptr::null_mut();
+    };
+    // SAFETY: as PyTorch calls it.
+    unsafe {
+        match functions.device() {
+            Some(device) => obtain(size, device, functions.stream(device)),
+            None => (functions.raw_alloc)(this, size),
+        }
+    }
+}
+
+unsafe extern "C-unwind" fn raw_alloc_with_stream(
+    this: This,
+    size: usize,
+    stream: *mut CUstream_st,
+) -> *mut c_void {
+    let Some(functions) = functions() else {
+        return std::ptr::null_mut();
+    };
+    // SAFETY: as PyTorch calls it.
+    unsafe {
+        match functions.device() {
+            Some(device) => obtain(size, device, stream),
+            None => (functions.raw_alloc_on)(this, size, stream),
+        }
+    }
+}
+
+/// Whether a `DataPtr` is laid out as expected: [`UNKNOWN`] until one of PyTorch's own was looked at.
+static LAYOUT: AtomicU8 = AtomicU8::new(UNKNOWN);
+const UNKNOWN: u8 = 0;
+const KNOWN: u8 = 1;
+const OTHER: u8 = 2;
+
+unsafe extern "C-unwind" fn allocate_tensor(
+    result: *mut DataPtr,
+    this: This,
+    size: usize,
+) -> *mut DataPtr {
+    let Some(functions) = functions() else {
+        return result;
+    };
+    // SAFETY: as PyTorch calls it; `result` has room for a `c10::DataPtr`.
+    unsafe {
+        let free = (functions.raw_deleter)(this);
+        match functions.device() {
+            Some(device) if LAYOUT.load(Relaxed) == KNOWN => {
+                let data = obtain(size, device, functions.stream(device));
+                result.write(DataPtr {
+                    data,
+                    free,
+                    context: data,
+                    device: [CUDA, device],
+                });
+            }
+            device => {
+                (functions.allocate)(result, this, size);
+                if LAYOUT.load(Relaxed) == UNKNOWN && size > 0 {
+                    let made = &*result;
+                    let expected = made.free == free
+                        && made.context == made.data
+                        && Some(made.device[1]) == device
+                        && made.device[0] == CUDA
+                        && memory_stats::used(made.device[1].into())
+                            .is_some_and(|it| it.size_of(made.data as u64).is_some());
+                    LAYOUT.store(if expected { KNOWN } else { OTHER }, Relaxed);
+                }
+            }
+        }
+    }
+    result
+}
+
+/// Gives back what any of these handed out, or the wrapper's own functions before.
+extern "C-unwind" fn raw_delete(_: This, pointer: *mut c_void) {
+    if is_watched() {
+        return delete_watched(pointer);
+    }
+    guard((), || {
+        let (device, stream) = owner_hint::owner(pointer as u64);
+        give_back(pointer, device, stream);
+    });
+}
+
+/// The same while somebody wants to know what goes, and of what size and stream it was.
+#[cold]
+fn delete_watched(pointer: *mut c_void) {
+    let mut found = None;
+    guard((), || {
+        each_device(|device: &'static Device| {
+            let here = device.block_at(pointer as u64);
+            found = found.or(here.map(|(size, stream)| (size, device.ordinal(), stream)));
+        });
+    });
+    match found {
+        Some((size, device, stream)) => {
+            release(pointer, size as usize, device, stream as *mut CUstream_st);
+        }
+        // Nothing goes, and it is said.
+        None => guard((), || give_back(pointer, 0, 0)),
+    }
+}

@@ -1,0 +1,83 @@
+//! What an address is part of to whoever asks CUDA: blocks, private pools' memory as a whole, segments.
+
+use crate::gpu::{Bench, MIB};
+use crate::private::with_pool;
+use concertina_engine::settings::Settings;
+
+#[test]
+fn allocation_around_an_address_is_the_block_in_use() {
+    let bench = Bench::new(Settings::default());
+    let (device, stream) = (bench.device(), bench.gpu.stream());
+    let (one, two) = (
+        bench.allocate(5 * MIB, stream),
+        bench.allocate(1000, stream),
+    );
+    for (block, size) in [(one, 5 * MIB), (two, 1000)] {
+        for offset in [0, 1, size - 1] {
+            let found = device.allocation(block + offset).expect("an allocation");
+            assert_eq!((found.found.start, found.found.requested), (block, size));
+            assert!(!found.private && !found.plain);
+        }
+        assert_eq!(
+            device.base_of(block),
+            Some((block, size.next_multiple_of(512)))
+        );
+        assert_eq!(device.base_of(block + 512), None);
+    }
+    bench.free(one);
+    assert_eq!(device.allocation(one), None);
+    assert_eq!(device.allocation(one + MIB), None);
+    bench.free(two);
+    bench.finish();
+}
+
+/// A captured graph goes on using what was freed while it was captured.
+#[test]
+fn allocation_in_a_private_pool_is_all_of_its_memory_without_a_gap_freed_or_not() {
+    let bench = Bench::new(Settings::default());
+    let (device, stream) = (bench.device(), bench.gpu.stream());
+    let (freed, kept) = with_pool(&bench, (1, 0), || {
+        let freed = bench.allocate(9 * MIB, stream);
+        let kept = bench.allocate(30 * MIB, stream);
+        bench.free(freed);
+        (freed, kept)
+    });
+    let whole = device.allocation(kept).expect("an allocation");
+    assert!(whole.private && !whole.plain);
+    let (start, end) = (whole.found.start, whole.found.start + whole.found.size);
+    for address in [freed, freed + 9 * MIB - 1, kept + 7, kept + 30 * MIB - 1] {
+        assert!((start..end).contains(&address));
+        assert_eq!(device.allocation(address), Some(whole));
+    }
+    assert_eq!(device.base_of(kept), Some((start, end - start)));
+    assert_eq!(device.base_of(freed), None);
+    // Others find it at the same place, from wherever it is asked for.
+    for address in [freed, kept + MIB] {
+        let shared = device.share_tensor(address).expect("memory");
+        assert_eq!((shared.start, shared.offset), (start, 0));
+    }
+    bench.free(kept);
+    device.release_pool((1, 0));
+    bench.finish();
+}
+
+#[test]
+fn allocation_in_a_plain_segment_says_so_and_its_base_is_the_segments() {
+    let bench = Bench::new(Settings {
+        expandable_segments: false,
+        ..Settings::default()
+    });
+    let (device, stream) = (bench.device(), bench.gpu.stream());
+    let (one, two) = (bench.allocate(1000, stream), bench.allocate(2000, stream));
+    assert!(
+        device
+            .allocation(two + 5)
+            .is_some_and(|it| it.plain && it.found.start == two)
+    );
+    let start = one.min(two);
+    assert_eq!(device.base_of(one), Some((start, 2 * MIB)));
+    assert_eq!(device.base_of(two), Some((start, 2 * MIB)));
+    bench.free(one);
+    bench.free(two);
+    bench.finish();
+}

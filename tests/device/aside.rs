@@ -1,0 +1,275 @@
+//! Blocks that are freed without waiting: nobody has one before the work is done that may use it, none
+//! is lost and none is had twice, whichever threads free and whoever looks meanwhile.
+
+use crate::counters::identities;
+use crate::gpu::{Bench, KIB, MIB, on_card};
+use crate::random::Random;
+use concertina_engine::device::Call;
+use concertina_engine::device::Device;
+use concertina_engine::device::UnknownPointer;
+use concertina_engine::settings::{Free, Settings};
+use std::sync::mpsc::Sender;
+use std::thread;
+
+fn bench() -> Bench {
+    Bench::new(Settings {
+        free: Free::Relaxed,
+        ..Settings::default()
+    })
+}
+
+fn live(device: &Device) -> u64 {
+    device.usage().live
+}
+
+/// Gives back what was set aside, so that nothing is left.
+fn finish(bench: &Bench) {
+    bench.gpu.settle();
+    let device = bench.device();
+    device.take_back_aside();
+    assert_eq!(live(device), 0);
+    identities(&device.figures());
+    assert_eq!(device.check(), Ok(()));
+    bench.finish();
+}
+
+#[test]
+fn a_block_comes_again_once_the_work_before_is_done() {
+    let bench = bench();
+    let (gpu, device) = (&bench.gpu, bench.device());
+    let (one, other) = (gpu.stream(), gpu.stream());
+    // More than go behind one event.
+    for size in [64 * KIB, MIB] {
+        let held = gpu.hold(&[one]);
+        let mut late = Vec::new();
+        for turn in 0..300 {
+            let block = device.allocate_from_aside(size as usize).expect("memory");
+            assert!(!late.contains(&block), "work may use it, in turn {turn}");
+            gpu.fill(block, size, turn, one);
+            assert_eq!(device.set_aside(block), Ok(()));
+            late.push(block);
+        }
+        assert_eq!(live(device), 0);
+        drop(held);
+        gpu.settle();
+        let again: Vec<u64> = (0..200)
+            .map(|_| device.allocate_from_aside(size as usize).expect("memory"))
+            .collect();
+        assert!(again.iter().filter(|block| late.contains(block)).count() > 100);
+        assert_eq!(live(device), 200 * size);
+        for (turn, block) in again.iter().enumerate() {
+            gpu.fill(*block, size, turn as u32, other);
+        }
+        for (turn, block) in again.iter().enumerate() {
+            gpu.expect(*block, size, turn as u32, other);
+            assert_eq!(device.set_aside(*block), Ok(()));
+        }
+    }
+    finish(&bench);
+}
+
+#[test]
+fn an_event_serves_as_many_large_blocks_as_there_is_room_for() {
+    let bench = bench();
+    let device = bench.device();
+    // What one thread's blocks may have before they get their event, which none but the first of these
+    // is a whole part of.
+    let share = (device.total_bytes() / 256).max(32 * MIB);
+    for size in [share / 8, share / 19 * 2, share / 33 * 2] {
+        let size = size / MIB * MIB;
+        let (pairs, batch) = (50 * share / size, share / size);
+        let recorded = || {
+            let calls = device.figures().calls;
+            let record = calls.iter().find(|(call, _)| *call == Call::Record);
+            record.map_or(0, |(_, figures)| figures.count)
+        };
+        let before = recorded();
+        for _ in 0..pairs {
+            let block = device.allocate_from_aside(size as usize).expect("memory");
+            assert_eq!(device.set_aside(block), Ok(()));
+        }
+        let records = recorded() - before;
+        assert!(
+            records <= pairs / batch + 2,
+            "{records} events for {pairs} blocks of {size} bytes"
+        );
+    }
+    finish(&bench);
+}
+
+#[test]
+fn what_is_freed_is_no_block_any_more_whoever_asks() {
+    let bench = bench();
+    let device = bench.device();
+    let size = 64 * KIB;
+    // At first, and when it comes from the thread's own blocks.
+    for _ in 0..3 {
+        let blocks: Vec<u64> = (0..200)
+            .map(|_| device.allocate_from_aside(size as usize).expect("memory"))
+            .collect();
+        for block in &blocks {
+            assert!(device.knows(*block));
+            assert_eq!(device.find(block + 1).map(|it| it.start), Some(*block));
+            assert_eq!(device.set_aside(*block), Ok(()));
+            assert!(!device.knows(*block));
+            assert_eq!(device.find(*block), None);
+            assert_eq!(device.find(block + 1), None);
+            for _ in 0..2 {
+                assert_eq!(device.set_aside(*block), Err(UnknownPointer), "twice");
+                assert_eq!(device.free_later(*block), Err(UnknownPointer), "twice");
+            }
+            thread::scope(|scope| {
+                let again = scope.spawn(|| device.set_aside(*block)).join();
+                assert_eq!(again.expect("no panic"), Err(UnknownPointer), "twice");
+            });
+        }
+        assert_eq!(live(device), 0);
+    }
+    // A block that a thread knows goes back another way.
+    let block = device.allocate_from_aside(size as usize).expect("memory");
+    assert_eq!(device.free_idle(block), Ok(()));
+    assert_eq!(device.set_aside(block), Err(UnknownPointer));
+    let block = device.allocate_from_aside(size as usize).expect("memory");
+    assert_eq!(device.free_later(block), Ok(()));
+    assert_eq!(device.set_aside(block), Err(UnknownPointer));
+    finish(&bench);
+}
+
+/// A library may tell PyTorch which streams use memory that is not PyTorch's.
+#[test]
+fn a_block_of_no_streams_that_is_recorded_on_one_stays_the_programs() {
+    for free in [Free::Strict, Free::Relaxed] {
+        let bench = Bench::new(Settings {
+            free,
+            ..Settings::default()
+        });
+        let (device, stream) = (bench.device(), bench.gpu.stream());
+        let take = || match free {
+            Free::Strict => device.allocate_unordered(64 << 10),
+            Free::Relaxed => device.allocate_from_aside(64 << 10),
+        };
+        for _ in 0..3 {
+            let block = take().expect("memory");
+            assert_eq!(device.record_use(block, stream), Ok(()));
+            assert!(device.knows(block));
+            assert_eq!(device.find(block).map(|it| it.start), Some(block));
+            let freed = match free {
+                Free::Strict => device.free_idle(block),
+                Free::Relaxed => device.set_aside(block),
+            };
+            assert_eq!(freed, Ok(()));
+            assert!(!device.knows(block));
+            assert_eq!(device.record_use(block, stream), Err(UnknownPointer));
+        }
+        finish(&bench);
+    }
+}
+
+/// What was given back to no stream is used by nobody, and goes back to the driver whatever still runs. What a
+/// stream's work may use stays.
+#[test]
+fn what_no_stream_orders_goes_back_while_others_work() {
+    let bench = Bench::new(Settings::default());
+    let (gpu, device) = (&bench.gpu, bench.device());
+    let stream = gpu.stream();
+    let fill_up = || {
+        let blocks = (0..20).map(|_| device.allocate_unordered(20 << 20));
+        let blocks: Vec<u64> = blocks.map(|it| it.expect("memory")).collect();
+        for block in blocks {
+            assert_eq!(device.free_idle(block), Ok(()));
+        }
+        assert!(bench.reserved() >= 400 * MIB);
+    };
+    let used = bench.allocate(4 * MIB, stream);
+    fill_up();
+    let held = gpu.hold(&[stream]);
+    gpu.fill(used, 4 * MIB, 7, stream);
+    bench.free(used);
+    device.give_idle_back();
+    let kept = bench.reserved();
+    assert!((4 * MIB..40 * MIB).contains(&kept), "{kept}");
+    assert_eq!(bench.calls("cuCtxSynchronize"), 0);
+    held.let_go(stream);
+    gpu.settle();
+    device.give_idle_back();
+    assert_eq!(bench.reserved(), 0);
+    fill_up();
+    device.empty_cache();
+    assert_eq!(bench.reserved(), 0);
+    assert_eq!(
+        bench.calls("cuCtxSynchronize"),
+        0,
+        "there was nothing to wait for"
+    );
+    assert_eq!(device.check(), Ok(()));
+    bench.finish();
+}
+
+#[test]
+fn memory_that_is_set_aside_is_waited_for_rather_than_missed() {
+    let bench = Bench::new(Settings {
+        free: Free::Relaxed,
+        limit: Some(64 << 20),
+        ..Settings::default()
+    });
+    let device = bench.device();
+    for size in [MIB, 16 * MIB, 4 * MIB, 64 * MIB, 512 * KIB] {
+        let count = 64 * MIB / size;
+        for _ in 0..3 {
+            let blocks: Vec<u64> = (0..count)
+                .map(|_| device.allocate_from_aside(size as usize).expect("memory"))
+                .collect();
+            for block in blocks {
+                assert_eq!(device.set_aside(block), Ok(()));
+            }
+        }
+    }
+    // All of it is a stream's, too.
+    assert!(device.take_back_aside());
+    let stream = bench.gpu.stream();
+    let block = device.allocate(64 << 20, stream).expect("memory");
+    assert_eq!(device.free(block, stream), Ok(()));
+    finish(&bench);
+}
+
+#[test]
+fn many_threads_and_those_who_look() {
+    let bench = bench();
+    let turns = if on_card() { 300 } else { 4000 };
+    let (gpu, device) = (&bench.gpu, bench.device());
+    let work = |seed, to_free: &Sender<u64>| {
+        let mut random = Random::new(seed);
+        let mut kept = Vec::new();
+        for turn in 0..turns {
+            let size = match turn / 500 % 3 {
+                0 => 64 * KIB,
+                1 => (1 + random.below(40)) * 4 * KIB,
+                _ => random.between(1, 2 * MIB),
+            };
+            let block = device.allocate_from_aside(size as usize).expect("memory");
+            // Whoever has a block is the only one: its owner is written beside it.
+            gpu.claim(block, size, seed + 1);
+            gpu.disown(block, size);
+            match random.below(8) {
+                0 => to_free.send(block).expect("a receiver"),
+                1 => kept.push(block),
+                2 if !kept.is_empty() => {
+                    let at = random.below(kept.len() as u64) as usize;
+                    assert_eq!(device.set_aside(kept.swap_remove(at)), Ok(()));
+                    assert_eq!(device.set_aside(block), Ok(()));
+                }
+                _ => assert_eq!(device.set_aside(block), Ok(())),
+            }
+            if random.once_in(200) {
+                identities(&device.figures());
+            }
+        }
+        for block in kept {
+            assert_eq!(device.set_aside(block), Ok(()));
+        }
+    };
+    gpu.on_threads(work, |block| assert_eq!(device.set_aside(block), Ok(())));
+    let figures = bench.device().figures().of_cuda;
+    assert_eq!(figures.all.allocation.allocated, 4 * turns);
+    finish(&bench);
+}

@@ -1,0 +1,163 @@
+//! Ten million events over changing shapes: what the pool keeps for itself is bounded, and flat.
+
+use crate::programs;
+use crate::random::Random;
+use crate::replay::Replay;
+use crate::script::Script;
+use concertina_engine::device::Route;
+use concertina_engine::settings::Settings;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::time::Duration;
+
+/// The system's allocator, which counts what this thread holds.
+struct Counting;
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+thread_local! {
+    static HELD: Cell<isize> = const { Cell::new(0) };
+}
+
+// SAFETY: the system's allocator does it all.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        HELD.set(HELD.get() + layout.size() as isize);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
+        HELD.set(HELD.get() - layout.size() as isize);
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(address, layout) };
+    }
+}
+
+/// What the pool keeps, and by how much its most may rise from the first half of the cycles to the second.
+/// The first three follow the shapes that come by, the others add up over time.
+const KINDS: [(&str, f64); 6] = [
+    ("old mappings", 1.5),
+    ("mappings", 1.5),
+    ("chunks", 1.5),
+    ("bytes of addresses", 1.25),
+    ("events", 1.25),
+    // Of the simulated GPU, too.
+    ("bytes of bookkeeping", 1.25),
+];
+
+type Kept = [u64; KINDS.len()];
+
+/// `heap` is what this thread holds for the pool.
+fn kept(replay: &Replay, heap: u64) -> Kept {
+    let (machine, figures) = (&replay.machine, replay.device().figures());
+    [
+        figures.counters.stale,
+        machine.mappings() as u64,
+        machine.handles() as u64,
+        figures.addresses,
+        machine.calls("cuEventCreate") - machine.calls("cuEventDestroy_v2"),
+        heap + figures.node_bytes as u64,
+    ]
+}
+
+fn raise(most: &mut Kept, kept: Kept) {
+    most.iter_mut()
+        .zip(kept)
+        .for_each(|(most, kept)| *most = kept.max(*most));
+}
+
+/// The events of all cycles together.
+const EVENTS: usize = 10_000_000;
+
+/// How many blocks stay.
+const STAY: usize = 200;
+
+/// A cycle is a program of each kind, none seen before. Streams end with each program and their handles
+/// come back for others; some programs have a private pool to themselves; now and then the cache is
+/// emptied, or a thread looks for idle memory. Some blocks stay for many programs.
+#[test]
+fn what_is_kept_is_bounded_and_flat() {
+    let programs: &[fn(&mut Random) -> Script] = &[
+        programs::training,
+        programs::pipeline,
+        programs::serving,
+        programs::anything,
+        programs::two_models,
+        programs::small,
+        programs::serving_small,
+    ];
+    let mut random = Random::new(0);
+    let before = HELD.get();
+    let mut replay = Replay::with_settings(Settings::default(), 256 << 30, 20);
+    let mut stay: Vec<(u64, u64)> = Vec::with_capacity(STAY);
+    let (mut events, mut cycles): (usize, Vec<Kept>) = (0, Vec::with_capacity(1000));
+    while events < EVENTS {
+        let mut most = Kept::default();
+        for program in programs {
+            let script = program(&mut random);
+            events += script.events.len();
+            replay.end_streams();
+            replay.make_streams(script.streams);
+            if random.once_in(4) {
+                let pool = (cycles.len() as u64, 1);
+                let filter = Box::new(|_| true);
+                replay.device().begin_pool(Route { pool, filter });
+                replay.pass(&script);
+                replay.device().end_pool(pool);
+                replay.device().release_pool(pool);
+            }
+            let tends = random.once_in(3);
+            replay.watched_pass(&script, |replay, count| {
+                if count % 1000 == 0 {
+                    let kept = kept(replay, 0);
+                    assert!(kept[0] <= 2 * (4 * kept[2]).max(256), "{kept:?}");
+                    raise(&mut most, kept);
+                    let (device, stream) = (replay.device(), replay.any_stream(&mut random));
+                    if stay.len() == STAY {
+                        let (address, stream) =
+                            stay.swap_remove(random.below(STAY as u64) as usize);
+                        assert_eq!(device.free(address, stream), Ok(()));
+                    }
+                    let size = programs::any_size(&mut random, 1, 64 << 20) as usize;
+                    match device.allocate(size, stream) {
+                        Ok(address) => stay.push((address, stream)),
+                        Err(shortage) => panic!("{shortage}"),
+                    }
+                }
+                if tends && count % 2000 == 0 {
+                    let now = Duration::from_secs(count as u64);
+                    while replay.device().tend_idle(now, Duration::from_secs(8000)) {}
+                }
+            });
+            drop(script);
+            if random.once_in(10) {
+                replay.device().empty_cache();
+            }
+            let heap = (HELD.get() - before) as u64;
+            raise(&mut most, kept(&replay, heap));
+        }
+        println!("{events} events: {most:?}");
+        cycles.push(most);
+    }
+    let (first, second) = cycles.split_at(cycles.len() / 2);
+    let [first, second] = [first, second].map(|half| {
+        let mut most = Kept::default();
+        half.iter().for_each(|kept| raise(&mut most, *kept));
+        most
+    });
+    for (((name, rise), first), second) in KINDS.into_iter().zip(first).zip(second) {
+        assert!(
+            second as f64 <= first as f64 * rise,
+            "{name}: up to {first} in the first half, {second} in the second"
+        );
+    }
+    for (address, stream) in stay {
+        assert_eq!(replay.device().free(address, stream), Ok(()));
+    }
+    replay.end_streams();
+    replay.machine.run_all();
+    replay.device().empty_cache();
+    assert_eq!(replay.device().figures().reserved_bytes(), 0);
+}
