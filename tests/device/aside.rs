@@ -26,7 +26,7 @@ fn live(device: &Device) -> u64 {
 fn finish(bench: &Bench) {
     bench.gpu.settle();
     let device = bench.device();
-    device.take_back_aside();
+    device.reclaim_deferred();
     assert_eq!(live(device), 0);
     identities(&device.figures());
     assert_eq!(device.check(), Ok(()));
@@ -43,17 +43,17 @@ fn a_block_comes_again_once_the_work_before_is_done() {
         let held = gpu.hold(&[one]);
         let mut late = Vec::new();
         for turn in 0..300 {
-            let block = device.allocate_from_aside(size as usize).expect("memory");
+            let block = device.allocate_relaxed(size as usize).expect("memory");
             assert!(!late.contains(&block), "work may use it, in turn {turn}");
             gpu.fill(block, size, turn, one);
-            assert_eq!(device.set_aside(block), Ok(()));
+            assert_eq!(device.free_relaxed(block), Ok(()));
             late.push(block);
         }
         assert_eq!(live(device), 0);
         drop(held);
         gpu.settle();
         let again: Vec<u64> = (0..200)
-            .map(|_| device.allocate_from_aside(size as usize).expect("memory"))
+            .map(|_| device.allocate_relaxed(size as usize).expect("memory"))
             .collect();
         assert!(again.iter().filter(|block| late.contains(block)).count() > 100);
         assert_eq!(live(device), 200 * size);
@@ -62,7 +62,7 @@ fn a_block_comes_again_once_the_work_before_is_done() {
         }
         for (turn, block) in again.iter().enumerate() {
             gpu.expect(*block, size, turn as u32, other);
-            assert_eq!(device.set_aside(*block), Ok(()));
+            assert_eq!(device.free_relaxed(*block), Ok(()));
         }
     }
     finish(&bench);
@@ -85,8 +85,8 @@ fn an_event_serves_as_many_large_blocks_as_there_is_room_for() {
         };
         let before = recorded();
         for _ in 0..pairs {
-            let block = device.allocate_from_aside(size as usize).expect("memory");
-            assert_eq!(device.set_aside(block), Ok(()));
+            let block = device.allocate_relaxed(size as usize).expect("memory");
+            assert_eq!(device.free_relaxed(block), Ok(()));
         }
         let records = recorded() - before;
         assert!(
@@ -105,33 +105,33 @@ fn what_is_freed_is_no_block_any_more_whoever_asks() {
     // At first, and when it comes from the thread's own blocks.
     for _ in 0..3 {
         let blocks: Vec<u64> = (0..200)
-            .map(|_| device.allocate_from_aside(size as usize).expect("memory"))
+            .map(|_| device.allocate_relaxed(size as usize).expect("memory"))
             .collect();
         for block in &blocks {
             assert!(device.knows(*block));
             assert_eq!(device.find(block + 1).map(|it| it.start), Some(*block));
-            assert_eq!(device.set_aside(*block), Ok(()));
+            assert_eq!(device.free_relaxed(*block), Ok(()));
             assert!(!device.knows(*block));
             assert_eq!(device.find(*block), None);
             assert_eq!(device.find(block + 1), None);
             for _ in 0..2 {
-                assert_eq!(device.set_aside(*block), Err(UnknownPointer), "twice");
+                assert_eq!(device.free_relaxed(*block), Err(UnknownPointer), "twice");
                 assert_eq!(device.free_later(*block), Err(UnknownPointer), "twice");
             }
             thread::scope(|scope| {
-                let again = scope.spawn(|| device.set_aside(*block)).join();
+                let again = scope.spawn(|| device.free_relaxed(*block)).join();
                 assert_eq!(again.expect("no panic"), Err(UnknownPointer), "twice");
             });
         }
         assert_eq!(live(device), 0);
     }
     // A block that a thread knows goes back another way.
-    let block = device.allocate_from_aside(size as usize).expect("memory");
+    let block = device.allocate_relaxed(size as usize).expect("memory");
     assert_eq!(device.free_idle(block), Ok(()));
-    assert_eq!(device.set_aside(block), Err(UnknownPointer));
-    let block = device.allocate_from_aside(size as usize).expect("memory");
+    assert_eq!(device.free_relaxed(block), Err(UnknownPointer));
+    let block = device.allocate_relaxed(size as usize).expect("memory");
     assert_eq!(device.free_later(block), Ok(()));
-    assert_eq!(device.set_aside(block), Err(UnknownPointer));
+    assert_eq!(device.free_relaxed(block), Err(UnknownPointer));
     finish(&bench);
 }
 
@@ -146,7 +146,7 @@ fn a_block_of_no_streams_that_is_recorded_on_one_stays_the_programs() {
         let (device, stream) = (bench.device(), bench.gpu.stream());
         let take = || match free {
             Free::Strict => device.allocate_unordered(64 << 10),
-            Free::Relaxed => device.allocate_from_aside(64 << 10),
+            Free::Relaxed => device.allocate_relaxed(64 << 10),
         };
         for _ in 0..3 {
             let block = take().expect("memory");
@@ -155,7 +155,7 @@ fn a_block_of_no_streams_that_is_recorded_on_one_stays_the_programs() {
             assert_eq!(device.find(block).map(|it| it.start), Some(block));
             let freed = match free {
                 Free::Strict => device.free_idle(block),
-                Free::Relaxed => device.set_aside(block),
+                Free::Relaxed => device.free_relaxed(block),
             };
             assert_eq!(freed, Ok(()));
             assert!(!device.knows(block));
@@ -217,15 +217,15 @@ fn memory_that_is_set_aside_is_waited_for_rather_than_missed() {
         let count = 64 * MIB / size;
         for _ in 0..3 {
             let blocks: Vec<u64> = (0..count)
-                .map(|_| device.allocate_from_aside(size as usize).expect("memory"))
+                .map(|_| device.allocate_relaxed(size as usize).expect("memory"))
                 .collect();
             for block in blocks {
-                assert_eq!(device.set_aside(block), Ok(()));
+                assert_eq!(device.free_relaxed(block), Ok(()));
             }
         }
     }
     // All of it is a stream's, too.
-    assert!(device.take_back_aside());
+    assert!(device.reclaim_deferred());
     let stream = bench.gpu.stream();
     let block = device.allocate(64 << 20, stream).expect("memory");
     assert_eq!(device.free(block, stream), Ok(()));
@@ -246,7 +246,7 @@ fn many_threads_and_those_who_look() {
                 1 => (1 + random.below(40)) * 4 * KIB,
                 _ => random.between(1, 2 * MIB),
             };
-            let block = device.allocate_from_aside(size as usize).expect("memory");
+            let block = device.allocate_relaxed(size as usize).expect("memory");
             // Whoever has a block is the only one: its owner is written beside it.
             gpu.claim(block, size, seed + 1);
             gpu.disown(block, size);
@@ -255,20 +255,20 @@ fn many_threads_and_those_who_look() {
                 1 => kept.push(block),
                 2 if !kept.is_empty() => {
                     let at = random.below(kept.len() as u64) as usize;
-                    assert_eq!(device.set_aside(kept.swap_remove(at)), Ok(()));
-                    assert_eq!(device.set_aside(block), Ok(()));
+                    assert_eq!(device.free_relaxed(kept.swap_remove(at)), Ok(()));
+                    assert_eq!(device.free_relaxed(block), Ok(()));
                 }
-                _ => assert_eq!(device.set_aside(block), Ok(())),
+                _ => assert_eq!(device.free_relaxed(block), Ok(())),
             }
             if random.once_in(200) {
                 identities(&device.figures());
             }
         }
         for block in kept {
-            assert_eq!(device.set_aside(block), Ok(()));
+            assert_eq!(device.free_relaxed(block), Ok(()));
         }
     };
-    gpu.on_threads(work, |block| assert_eq!(device.set_aside(block), Ok(())));
+    gpu.on_threads(work, |block| assert_eq!(device.free_relaxed(block), Ok(())));
     let figures = bench.device().figures().of_cuda;
     assert_eq!(figures.all.allocation.allocated, 4 * turns);
     finish(&bench);

@@ -75,7 +75,7 @@ fn a_freed_block_is_reused_at_once_on_its_stream_without_a_driver_call() {
 fn the_smallest_hole_that_fits_is_taken() {
     let bench = Bench::new(Settings::default());
     let stream = bench.gpu.stream();
-    // Holes of these sizes, kept apart by blocks that live.
+    // Free blocks of these sizes, kept apart by blocks that live.
     let sizes = [
         5 * MIB,
         512,
@@ -97,7 +97,9 @@ fn the_smallest_hole_that_fits_is_taken() {
         })
         .collect();
     let walls = bench.fill_holes(stream);
-    pairs.iter().for_each(|(_, hole, _)| bench.free(*hole));
+    pairs
+        .iter()
+        .for_each(|(_, free_block, _)| bench.free(*free_block));
     let grown = bench.device().figures().counters.growths;
     for wanted in [
         1,
@@ -112,7 +114,7 @@ fn the_smallest_hole_that_fits_is_taken() {
         5 * MIB,
     ] {
         let fits = pairs.iter().filter(|(size, ..)| *size >= wanted);
-        let (_, best, _) = fits.min_by_key(|(size, ..)| size).expect("a hole");
+        let (_, best, _) = fits.min_by_key(|(size, ..)| size).expect("a free_block");
         let address = bench.allocate(wanted, stream);
         assert_eq!(address, *best, "for {wanted}");
         bench.free(address);
@@ -139,7 +141,7 @@ fn blocks_split_and_join_whatever_the_order_of_freeing() {
     let grown = bench.device().figures().counters.growths;
     for order in permutations(parts.len()) {
         let blocks = parts.map(|size| bench.allocate(size, stream));
-        // They are cut off one hole, side by side.
+        // They are cut off one free block, side by side.
         let expected: Vec<u64> = parts
             .iter()
             .scan(first, |next, size| {
@@ -384,7 +386,7 @@ fn moved_chunks_move_again_and_again() {
     let (gpu, stream) = (&bench.gpu, bench.gpu.stream());
     let mut walls: Vec<u64> = Vec::new();
     for turn in 0..40u64 {
-        // Each turn leaves small blocks behind that keep all holes apart.
+        // Each turn leaves small blocks behind that keep all free blocks apart.
         let blocks: Vec<u64> = (0..16)
             .map(|_| bench.allocate(6 * MIB - 512, stream))
             .collect();

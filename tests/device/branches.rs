@@ -378,7 +378,10 @@ mod sim_only {
                 match random.below(8) {
                     0..2 if part[on] => {
                         let block = capture.allocate(on);
-                        assert!(live.iter().all(|(it, _)| *it != block), "handed out twice");
+                        assert!(
+                            live.iter().all(|(it, _)| *it != block),
+                            "allocated out twice"
+                        );
                         reused += u64::from(shared.contains(&block));
                         capture.uses(block, on);
                         live.push((block, on));

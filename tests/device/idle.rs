@@ -15,7 +15,7 @@ const INTERVAL: u64 = 25;
 /// What the thread does that gives idle memory back, at a time in seconds.
 fn tend(bench: &Bench, now: u64) {
     let (now, patience) = (Duration::from_secs(now), Duration::from_secs(PATIENCE));
-    while bench.device().tend_idle(now, patience) {}
+    while bench.device().purge_idle(now, patience) {}
     assert_eq!(bench.device().check(), Ok(()));
 }
 
@@ -114,7 +114,7 @@ fn what_is_at_rest_is_there_when_it_is_wanted() {
     let small = bench.allocate(512, b);
     let middle = bench.allocate(8 * MIB, b);
     assert_eq!(bench.reserved(), held);
-    // No hole is as large, so chunks are moved.
+    // No free block is as large, so chunks are moved.
     let large = bench.allocate(30 * MIB, b);
     assert!(bench.device().figures().counters.stitches > 0);
     assert_eq!(bench.reserved(), held);

@@ -219,7 +219,7 @@ fn a_full_device_waits_before_it_refuses() {
     bench.finish();
 }
 
-/// Many chunks are moved, so that old mappings come down while others of the same stream's holes
+/// Many chunks are moved, so that old mappings come down while others of the same stream's free blocks
 /// are still free: those are not lost to other streams.
 #[test]
 fn holes_are_not_lost_when_old_mappings_come_down() {

@@ -41,7 +41,7 @@ fn what_asks_for_no_pool_gets_everybodys_memory() {
         let key = device.key(bench.gpu.stream());
         let unordered = device.allocate_unordered(1024).expect("memory");
         let ordered = device.allocate_for(1024, key).expect("memory");
-        let aside = device.allocate_from_aside(1024).expect("memory");
+        let aside = device.allocate_relaxed(1024).expect("memory");
         (
             bench.allocate(1024, key.handle),
             [unordered, ordered, aside],

@@ -37,10 +37,10 @@ fn no_block_is_left_whether_cached_or_not() {
 }
 
 /// Threads go on freeing while the device starts over: what comes to lie in a thread's magazine, or on a
-/// shelf, is given back with the rest, and not handed out once more from there.
+/// stream cache, is given back with the rest, and not handed out once more from there.
 #[test]
 fn what_is_freed_meanwhile_is_had_once() {
-    // More than go behind one event; as many as have room on a shelf.
+    // More than go behind one event; as many as have room on a stream cache.
     for (free, count) in [(Free::Relaxed, 200), (Free::Strict, 8)] {
         let bench = Bench::new(Settings {
             free,
@@ -53,18 +53,18 @@ fn what_is_freed_meanwhile_is_had_once() {
             let stream = bench.gpu.stream();
             let take = |count| -> Vec<u64> {
                 let one = |_| match free {
-                    Free::Relaxed => device.allocate_from_aside(4096).expect("memory"),
+                    Free::Relaxed => device.allocate_relaxed(4096).expect("memory"),
                     Free::Strict => device.allocate(4096, stream).expect("memory"),
                 };
                 (0..count).map(one).collect()
             };
             let give_back = |block| match free {
-                Free::Relaxed => device.set_aside(block),
+                Free::Relaxed => device.free_relaxed(block),
                 Free::Strict => device.free(block, stream),
             };
             let (mut had, mut refused) = (Vec::new(), 0);
             for _ in 0..10 {
-                // Opens the stream's shelf.
+                // Opens the stream's stream cache.
                 let pairs = (0..20).filter(|_| give_back(take(1)[0]).is_err());
                 refused += pairs.count();
                 let blocks = take(count);

@@ -190,7 +190,7 @@ impl<'a> Runner<'a> {
             90..93 => self.verify_one(),
             93 if self.plan.empty && self.random.once_in(3) => self.device.empty_cache(),
             93 if self.plan.empty && self.random.once_in(2) => self.device.give_idle_back(),
-            93 if self.plan.tend => self.tend_idle(),
+            93 if self.plan.tend => self.purge_idle(),
             94 => self.set_limit(),
             95 if self.plan.destroy => self.replace_stream(),
             96 | 97 if self.plan.pools => self.use_pools(),
@@ -529,10 +529,10 @@ impl<'a> Runner<'a> {
     }
 
     /// Some time has passed, for some of which memory may lie idle.
-    fn tend_idle(&mut self) {
+    fn purge_idle(&mut self) {
         self.now += Duration::from_millis(self.random.below(10));
         let patience = Duration::from_millis(self.random.between(1, 10));
-        while self.device.tend_idle(self.now, patience) {}
+        while self.device.purge_idle(self.now, patience) {}
     }
 
     fn let_time_pass(&mut self) {

@@ -1,5 +1,5 @@
 //! Blocks that go back and come again without the pool: none is lost, none is had twice, whatever a
-//! stream's habits are and whoever frees.
+//! stream's predictors are and whoever frees.
 
 use crate::counters::identities;
 use crate::gpu::{Bench, KIB, MIB, on_card};

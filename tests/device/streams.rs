@@ -122,7 +122,7 @@ fn a_stream_that_lasts_is_known_by_its_handle() {
     bench.finish();
 }
 
-/// The holes of several streams, each too small, are put together behind a wait for all of them.
+/// The free blocks of several streams, each too small, are put together behind a wait for all of them.
 #[test]
 fn chunks_of_several_streams_make_one_range_behind_their_work() {
     let bench = Bench::new(Settings::default());
@@ -161,7 +161,7 @@ fn freed_while_used(bench: &Bench, size: u64, home: u64, user: u64) -> (u64, Hel
     (block, held)
 }
 
-/// Once a recorded use is over, its block is handed out before larger holes are cut, which nothing but
+/// Once a recorded use is over, its block is handed out before larger free blocks are cut, which nothing but
 /// time has called for.
 #[test]
 fn a_block_that_waited_is_the_next_of_its_size_once_it_is_unused() {

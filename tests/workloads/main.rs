@@ -142,7 +142,7 @@ fn a_large_block_before_a_job_costs_little_memory() {
 fn a_large_block_that_comes_back_larger_has_room_for_it() {
     const LARGE: u64 = 300 << 20;
     let mut script = Script::default();
-    // A gigabyte of holes of two chunks.
+    // A gigabyte of free blocks of two chunks.
     let blocks: Vec<_> = (0..512).map(|_| script.take(2 * CHUNK, 0)).collect();
     let (stay, go): (Vec<_>, Vec<_>) = blocks.into_iter().partition(|block| block % 2 == 0);
     script.give_all(go);

@@ -128,7 +128,7 @@ fn what_is_kept_is_bounded_and_flat() {
                 }
                 if tends && count % 2000 == 0 {
                     let now = Duration::from_secs(count as u64);
-                    while replay.device().tend_idle(now, Duration::from_secs(8000)) {}
+                    while replay.device().purge_idle(now, Duration::from_secs(8000)) {}
                 }
             });
             drop(script);

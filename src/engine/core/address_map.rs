@@ -47,7 +47,7 @@ impl IndexMut<usize> for Places {
 }
 
 /// Maps the addresses of blocks handed out to their blocks.
-pub struct Table {
+pub struct AddressMap {
     places: Zeroed<Places>,
     /// How many are used: from `half` to less than twice as many.
     used: usize,
@@ -58,17 +58,17 @@ pub struct Table {
 
 /// Where a block was found.
 #[derive(Clone, Copy)]
-pub struct Spot {
+pub struct MapIndex {
     home: usize,
     /// The block before it in its place.
     before: BlockId,
 }
 
-impl Table {
+impl AddressMap {
     /// `None` where the process may not have the addresses for it.
     pub fn new() -> Option<Self> {
         let half = 256;
-        Some(Table {
+        Some(AddressMap {
             places: Zeroed::new()?,
             used: half,
             half,
@@ -99,12 +99,12 @@ impl Table {
 
     /// The block in use that starts at `address`, and where it was found.
     #[inline(always)]
-    pub fn find(&self, nodes: &Nodes, address: u64) -> Option<(BlockId, Spot)> {
+    pub fn find(&self, nodes: &Nodes, address: u64) -> Option<(BlockId, MapIndex)> {
         let home = self.home(address);
         let (mut before, mut id) = (NONE, self.places[home]);
         while id != NONE {
             if nodes[id].address == address {
-                return Some((id, Spot { home, before }));
+                return Some((id, MapIndex { home, before }));
             }
             (before, id) = (id, nodes[id].chain);
         }
@@ -132,9 +132,9 @@ impl Table {
         node.chain = std::mem::replace(&mut self.places[home], id);
     }
 
-    /// Removes a block that was found in this spot since the table was last changed.
+    /// Removes a block that was found in this spot since the address map was last changed.
     #[inline(always)]
-    pub fn remove(&mut self, nodes: &mut Nodes, id: BlockId, spot: Spot) {
+    pub fn remove(&mut self, nodes: &mut Nodes, id: BlockId, spot: MapIndex) {
         let after = nodes[id].chain;
         self.count -= 1;
         let link = match spot.before {
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn agrees_with_a_map_over_a_random_run() {
-        let (mut table, mut map) = (Table::new().expect("addresses"), HashMap::new());
+        let (mut address_map, mut map) = (AddressMap::new().expect("addresses"), HashMap::new());
         let mut blocks = Blocks::new().expect("addresses");
         let mut x = 88172645463325252u64;
         for _ in 0..200_000 {
@@ -182,19 +182,19 @@ mod tests {
             if let std::collections::hash_map::Entry::Vacant(e) = map.entry(address) {
                 let id = blocks.add(address, 512, 0, State::Live);
                 e.insert(id);
-                table.insert(&mut blocks, id);
+                address_map.insert(&mut blocks, id);
             } else if x & 1 << 40 == 0 {
                 let id = map.remove(&address).unwrap();
-                let (found, spot) = table.find(&blocks, address).expect("the block");
+                let (found, spot) = address_map.find(&blocks, address).expect("the block");
                 assert_eq!(found, id);
-                table.remove(&mut blocks, id, spot);
+                address_map.remove(&mut blocks, id, spot);
                 blocks.remove(id);
             } else {
-                assert_eq!(table.get(&blocks, address), map[&address]);
+                assert_eq!(address_map.get(&blocks, address), map[&address]);
             }
-            assert_eq!(table.len(), map.len());
+            assert_eq!(address_map.len(), map.len());
         }
-        assert_eq!(table.get(&blocks, 512), NONE);
-        assert_eq!(table.get(&blocks, 0), NONE);
+        assert_eq!(address_map.get(&blocks, 512), NONE);
+        assert_eq!(address_map.get(&blocks, 0), NONE);
     }
 }

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 /// Reserved ranges and the gaps in them.
 #[derive(Default)]
-pub struct Space {
+pub struct AddressSpace {
     /// Start and size of every reservation.
     pub ranges: Vec<(u64, u64)>,
     /// Start and size of every stretch without a mapping. Two gaps of one range never touch.
     gaps: BTreeMap<u64, u64>,
 }
 
-impl Space {
+impl AddressSpace {
     /// Adds a reservation, all of it a gap.
     pub fn add(&mut self, start: u64, size: u64) {
         self.ranges.push((start, size));
@@ -105,24 +105,32 @@ mod tests {
 
     #[test]
     fn gaps_split_and_join_and_stay_inside_their_range() {
-        let mut space = Space::default();
-        space.add(1000, 100);
-        space.add(1100, 50);
-        assert_eq!(space.gap_at(1000), 100);
-        space.take(1020, 10);
+        let mut addresses = AddressSpace::default();
+        addresses.add(1000, 100);
+        addresses.add(1100, 50);
+        assert_eq!(addresses.gap_at(1000), 100);
+        addresses.take(1020, 10);
         assert_eq!(
-            (space.gap_at(1000), space.gap_at(1020), space.gap_at(1030)),
+            (
+                addresses.gap_at(1000),
+                addresses.gap_at(1020),
+                addresses.gap_at(1030)
+            ),
             (20, 0, 70)
         );
-        assert_eq!(space.largest_gap(), Some((1030, 70)));
-        space.give(1020, 10);
+        assert_eq!(addresses.largest_gap(), Some((1030, 70)));
+        addresses.give(1020, 10);
         assert_eq!(
-            (space.gap_at(1000), space.gap_at(1099), space.gap_at(1100)),
+            (
+                addresses.gap_at(1000),
+                addresses.gap_at(1099),
+                addresses.gap_at(1100)
+            ),
             (100, 1, 50)
         );
-        space.take(1100, 10);
-        space.give(1100, 10);
-        assert_eq!((space.gap_at(1090), space.gap_at(1100)), (10, 50));
-        assert_eq!((space.unmapped(), space.reserved()), (150, 150));
+        addresses.take(1100, 10);
+        addresses.give(1100, 10);
+        assert_eq!((addresses.gap_at(1090), addresses.gap_at(1100)), (10, 50));
+        assert_eq!((addresses.unmapped(), addresses.reserved()), (150, 150));
     }
 }

@@ -42,14 +42,14 @@ impl Display for BlockId {
 pub enum State {
     /// A node that is not in use.
     Vacant = 0,
-    /// Free memory; `slot` says which stream may take it without waiting.
+    /// Free memory; `list` says which stream may take it without waiting.
     Free,
     /// Handed out.
     Live,
     /// Given back by the program while other streams may still use it.
     Pending,
-    /// Free and put to rest: nobody takes it before it is woken; see `rest`.
-    Resting,
+    /// Free and made purgeable: nobody takes it before it is reclaimed; see `rest`.
+    Purgeable,
 }
 
 /// One piece of mapped memory.
@@ -72,10 +72,10 @@ pub struct Block {
     /// Free: neighbours in the order of being freed; see `stream`.
     pub older: BlockId,
     pub newer: BlockId,
-    /// Live: the next block in the same place of the table.
+    /// Live: the next block in the same place of the address map.
     pub chain: BlockId,
-    /// The stream slot that allocated it or freed it last.
-    pub slot: u16,
+    /// The stream free list that allocated it or freed it last.
+    pub list: u16,
     pub state: State,
     /// Of a block that is live or pending.
     pub marks: Marks,
@@ -139,7 +139,7 @@ pub const VACANT: Block = Block {
     older: NONE,
     newer: NONE,
     chain: NONE,
-    slot: 0,
+    list: 0,
     state: State::Vacant,
     marks: Marks::NONE,
 };
@@ -207,7 +207,7 @@ impl Blocks {
     }
 
     /// A node for the given memory, linked to nothing.
-    pub fn add(&mut self, address: u64, size: u64, slot: u16, state: State) -> BlockId {
+    pub fn add(&mut self, address: u64, size: u64, list: u16, state: State) -> BlockId {
         let mut id = self.claim();
         if id == NONE {
             // One by one, so that none of those to spare is claimed.
@@ -217,7 +217,7 @@ impl Blocks {
         self[id] = Block {
             address,
             size,
-            slot,
+            list,
             state,
             ..VACANT
         };
@@ -264,9 +264,9 @@ impl Blocks {
     }
 
     /// Makes two nodes of a block: a new one for its first `size` bytes, and itself for the rest.
-    pub fn split_front(&mut self, id: BlockId, size: u64, slot: u16, state: State) -> BlockId {
+    pub fn split_front(&mut self, id: BlockId, size: u64, list: u16, state: State) -> BlockId {
         let (address, prev) = (self[id].address, self[id].prev);
-        let front = self.add(address, size, slot, state);
+        let front = self.add(address, size, list, state);
         self[front].prev = prev;
         self[front].next = id;
         self[prev].next = front;

@@ -1,11 +1,11 @@
 //! The invariant walker: tests call it after every operation. Nothing here runs in production.
 
-use super::arena::{Group, GroupId, SHARED};
+use super::arena::{Arena, ArenaId, SHARED_ARENA};
 use super::block::{BlockId, NONE, State};
 use super::counters::Origin;
 use super::gpu::Gpu;
 use super::pool::Pool;
-use super::stream_lists::Slot;
+use super::stream_lists::FreeList;
 use std::collections::{BTreeMap, HashSet};
 
 /// An invariant that does not hold, in words.
@@ -22,7 +22,7 @@ macro_rules! hold {
 
 impl<G: Gpu> Pool<G> {
     /// Walks everything. Holds when every mapped byte belongs to exactly one block, the links are
-    /// in address order, the free lists and the table hold exactly what they should, and the
+    /// in address order, the free lists and the address map hold exactly what they should, and the
     /// counters agree with a count made here.
     pub fn check(&self) -> Result<(), Broken> {
         let mut by_address: BTreeMap<u64, BlockId> = BTreeMap::new();
@@ -39,18 +39,18 @@ impl<G: Gpu> Pool<G> {
             );
         }
         let mut homes: BTreeMap<u64, u64> = BTreeMap::new();
-        for group in &self.groups {
-            homes.extend(group.chunks.iter().map(|chunk| (chunk.home, chunk.size)));
-            homes.extend(&group.segments);
+        for arena in &self.arenas {
+            homes.extend(arena.chunks.iter().map(|chunk| (chunk.home, chunk.size)));
+            homes.extend(&arena.segments);
         }
         self.check_links(&by_address)?;
         self.check_cover(&by_address, &homes)?;
         self.check_lists()?;
         self.check_counters(&homes)?;
         let (mut stale, mut stale_count) = (0, 0);
-        for (id, group) in self.groups.iter().enumerate() {
-            stale += self.check_group(id as u16, group)?;
-            stale_count += group.chunks.stale.len() as u64;
+        for (id, arena) in self.arenas.iter().enumerate() {
+            stale += self.check_arena(id as u16, arena)?;
+            stale_count += arena.chunks.stale.len() as u64;
         }
         hold!(self.counters.stale_bytes == stale, "stale bytes");
         hold!(self.counters.stale == stale_count, "stale mappings");
@@ -76,10 +76,10 @@ impl<G: Gpu> Pool<G> {
                 );
                 let joinable = block.state == State::Free
                     && next.state == State::Free
-                    && block.slot == next.slot;
+                    && block.list == next.list;
                 hold!(
                     !joinable,
-                    "two holes of one stream side by side at {:#x}",
+                    "two free_blocks of one stream side by side at {:#x}",
                     next.address
                 );
             }
@@ -93,28 +93,31 @@ impl<G: Gpu> Pool<G> {
         Ok(())
     }
 
-    /// Returns the bytes behind the group's old mappings.
-    fn check_group(&self, id: GroupId, group: &Group) -> Result<u64, Broken> {
-        let idle = |(slot, it): (u16, &Slot)| slot == it.idle || it.bins.is_empty();
+    /// Returns the bytes behind the arena's old mappings.
+    fn check_arena(&self, id: ArenaId, arena: &Arena) -> Result<u64, Broken> {
+        let idle = |(list, it): (u16, &FreeList)| list == it.idle || it.bins.is_empty();
         hold!(
-            id == SHARED || group.closing || !group.watched || self.slots.of_group(id).all(idle),
-            "group {id} has holes that are not idle, and that no one knows of"
+            id == SHARED_ARENA
+                || arena.closing
+                || !arena.watched
+                || self.lists.of_arena(id).all(idle),
+            "arena {id} has free_blocks that are not idle, and that no one knows of"
         );
-        let numbers = self.slots.numbers_of(id);
+        let numbers = self.lists.numbers_of(id);
         hold!(
-            numbers.is_sorted() && self.slots.of_group(id).all(|(_, it)| it.is_of(id)),
-            "group {id} lists the slots {numbers:?}"
+            numbers.is_sorted() && self.lists.of_arena(id).all(|(_, it)| it.is_of(id)),
+            "arena {id} lists the lists {numbers:?}"
         );
-        if group.tail != NONE {
-            let tail = &self.blocks[group.tail];
+        if arena.tail != NONE {
+            let tail = &self.blocks[arena.tail];
             hold!(tail.state != State::Vacant, "the tail is a vacant node");
             hold!(
-                tail.end() == group.cursor,
+                tail.end() == arena.cursor,
                 "the tail ends at {:#x}, not the cursor",
                 tail.end()
             );
         }
-        let chunks = &group.chunks;
+        let chunks = &arena.chunks;
         for chunk in chunks.iter() {
             let found = chunks.at(chunk.home).map(|id| chunks.get(id).home);
             hold!(
@@ -139,28 +142,28 @@ impl<G: Gpu> Pool<G> {
             .sum();
         let mapped: u64 = chunks.iter().map(|chunk| chunk.size).sum::<u64>() + stale;
         hold!(
-            group.space.unmapped() + mapped + group.abandoned == group.space.reserved(),
+            arena.addresses.unmapped() + mapped + arena.abandoned == arena.addresses.reserved(),
             "gaps {} and mappings {mapped} are not the {} bytes of addresses",
-            group.space.unmapped(),
-            group.space.reserved()
+            arena.addresses.unmapped(),
+            arena.addresses.reserved()
         );
         let live: u64 = self
             .blocks
             .iter()
             .filter(|(_, block)| block.state == State::Live)
-            .filter(|(_, block)| self.slots.get(block.slot).group == id)
+            .filter(|(_, block)| self.lists.get(block.list).arena == id)
             .map(|(_, block)| block.size)
             .sum();
         hold!(
-            live == group.live,
-            "group {id} counts {} live bytes of {live}",
-            group.live
+            live == arena.live,
+            "arena {id} counts {} live bytes of {live}",
+            arena.live
         );
-        let held = mapped - stale + group.segments.values().sum::<u64>();
+        let held = mapped - stale + arena.segments.values().sum::<u64>();
         hold!(
-            held == group.reserved,
-            "group {id} counts {} held bytes of {held}",
-            group.reserved
+            held == arena.reserved,
+            "arena {id} counts {} held bytes of {held}",
+            arena.reserved
         );
         Ok(stale)
     }
@@ -201,23 +204,23 @@ impl<G: Gpu> Pool<G> {
             self.blocks.is_none_unchanged(),
             "the node of no block was changed"
         );
-        let of_groups = (0..self.groups.len()).map(|id| self.slots.of_group(id as u16).count());
-        let used = self.slots.iter().filter(|(_, it)| !it.is_dead()).count();
+        let of_arenas = (0..self.arenas.len()).map(|id| self.lists.of_arena(id as u16).count());
+        let used = self.lists.iter().filter(|(_, it)| !it.is_dead()).count();
         hold!(
-            of_groups.sum::<usize>() == used,
-            "groups do not list {used} slots"
+            of_arenas.sum::<usize>() == used,
+            "arenas do not list {used} lists"
         );
         let mut listed = HashSet::new();
-        for (slot, it) in self.slots.iter() {
-            hold!(it.bins.is_linked(&self.blocks), "slot {slot}'s lists");
+        for (list, it) in self.lists.iter() {
+            hold!(it.bins.is_linked(&self.blocks), "list {list}'s lists");
             for id in it.bins.ascending(&self.blocks, super::BLOCK) {
                 let block = &self.blocks[id];
                 hold!(
-                    block.state == State::Free && block.slot == slot,
-                    "slot {slot} lists block {id}"
+                    block.state == State::Free && block.list == list,
+                    "list {list} lists block {id}"
                 );
                 hold!(
-                    slot == it.idle || block.detail <= self.epochs.now | 1,
+                    list == it.idle || block.detail <= self.epochs.now | 1,
                     "block {id} was freed in the future"
                 );
                 hold!(listed.insert(id), "block {id} is listed twice");
@@ -226,27 +229,30 @@ impl<G: Gpu> Pool<G> {
             let mut count = 0;
             while let Some(id) = at {
                 hold!(
-                    self.blocks[id].slot == slot,
-                    "slot {slot} remembers block {id}"
+                    self.blocks[id].list == list,
+                    "list {list} remembers block {id}"
                 );
                 count += 1;
                 at = (self.blocks[id].newer != NONE).then(|| self.blocks[id].newer);
             }
-            let holes = it.bins.ascending(&self.blocks, super::BLOCK).count();
-            let expected = if it.ordered { holes } else { 0 };
+            let free_blocks = it.bins.ascending(&self.blocks, super::BLOCK).count();
+            let expected = if it.ordered { free_blocks } else { 0 };
             hold!(
                 count == expected,
-                "slot {slot} remembers {count} holes of {expected}"
+                "list {list} remembers {count} free_blocks of {expected}"
             );
-            let resting = it.resting.iter();
-            for id in resting.flat_map(|bins| bins.ascending(&self.blocks, super::BLOCK)) {
-                let (block, chunks) = (&self.blocks[id], &self.groups[SHARED as usize].chunks);
+            let purgeable = it.purgeable.iter();
+            for id in purgeable.flat_map(|bins| bins.ascending(&self.blocks, super::BLOCK)) {
+                let (block, chunks) =
+                    (&self.blocks[id], &self.arenas[SHARED_ARENA as usize].chunks);
                 hold!(
-                    block.state == State::Resting && block.slot == slot && it.group == SHARED,
-                    "slot {slot} has block {id} at rest"
+                    block.state == State::Purgeable
+                        && block.list == list
+                        && it.arena == SHARED_ARENA,
+                    "list {list} has block {id} at rest"
                 );
                 hold!(listed.insert(id), "block {id} is listed twice");
-                hold!(self.rest.knows(id), "block {id} rests for ever");
+                hold!(self.purge.knows(id), "block {id} has_purgeable for ever");
                 let inside = chunks.inside(block.address, block.end());
                 let whole: u64 = inside.map(|chunk| chunks.get(chunk).size).sum();
                 hold!(
@@ -255,33 +261,33 @@ impl<G: Gpu> Pool<G> {
                 );
             }
             let live = self.blocks.iter().filter(|(_, block)| {
-                block.slot == slot && matches!(block.state, State::Live | State::Pending)
+                block.list == list && matches!(block.state, State::Live | State::Pending)
             });
             let live = live.count() as u64;
             hold!(
                 live == it.live,
-                "slot {slot} counts {} live blocks of {live}",
+                "list {list} counts {} live blocks of {live}",
                 it.live
             );
         }
         let free = self
             .blocks
             .iter()
-            .filter(|(_, block)| matches!(block.state, State::Free | State::Resting))
+            .filter(|(_, block)| matches!(block.state, State::Free | State::Purgeable))
             .count();
         hold!(
             free == listed.len(),
-            "{free} holes, {} of them listed",
+            "{free} free_blocks, {} of them listed",
             listed.len()
         );
-        let resting = self
+        let purgeable = self
             .blocks
             .iter()
-            .filter(|(_, block)| block.state == State::Resting);
+            .filter(|(_, block)| block.state == State::Purgeable);
         hold!(
-            resting.count() == self.rest.len(),
+            purgeable.count() == self.purge.len(),
             "{} blocks are known to be at rest",
-            self.rest.len()
+            self.purge.len()
         );
         let mut live = 0;
         for (id, block) in self
@@ -290,16 +296,16 @@ impl<G: Gpu> Pool<G> {
             .filter(|(_, block)| block.state == State::Live)
         {
             hold!(
-                self.table.get(&self.blocks, block.address) == id,
-                "block {:#x} is not in the table",
+                self.address_map.get(&self.blocks, block.address) == id,
+                "block {:#x} is not in the address_map",
                 block.address
             );
             live += 1;
         }
         hold!(
-            live == self.table.len(),
-            "the table has {} entries for {live}",
-            self.table.len()
+            live == self.address_map.len(),
+            "the address_map has {} entries for {live}",
+            self.address_map.len()
         );
         Ok(())
     }
@@ -336,7 +342,7 @@ impl<G: Gpu> Pool<G> {
                     "inactive",
                     &all.inactive_split,
                     &all.inactive_split_bytes,
-                    &[State::Free, State::Resting],
+                    &[State::Free, State::Purgeable],
                     None,
                 ),
             ] {

@@ -39,7 +39,7 @@ struct Range {
 /// All chunks that are held.
 pub struct Chunks {
     granularity: u64,
-    list: Vec<Chunk>,
+    all: Vec<Chunk>,
     vacant: Vec<ChunkId>,
     ranges: Vec<Range>,
     /// Old mappings, the oldest first.
@@ -51,7 +51,7 @@ impl Chunks {
     pub fn new(granularity: u64) -> Self {
         Chunks {
             granularity: granularity.max(1),
-            list: Vec::new(),
+            all: Vec::new(),
             vacant: Vec::new(),
             ranges: Vec::new(),
             stale: VecDeque::new(),
@@ -70,16 +70,16 @@ impl Chunks {
     }
 
     pub fn get(&self, id: ChunkId) -> &Chunk {
-        &self.list[id as usize]
+        &self.all[id as usize]
     }
 
     pub fn get_mut(&mut self, id: ChunkId) -> &mut Chunk {
-        &mut self.list[id as usize]
+        &mut self.all[id as usize]
     }
 
     /// Every chunk that is held.
     pub fn iter(&self) -> impl Iterator<Item = &Chunk> {
-        self.list.iter().filter(|chunk| chunk.size != 0)
+        self.all.iter().filter(|chunk| chunk.size != 0)
     }
 
     /// A new chunk at `home`.
@@ -92,12 +92,12 @@ impl Chunks {
         };
         let id = match self.vacant.pop() {
             Some(id) => {
-                self.list[id as usize] = chunk;
+                self.all[id as usize] = chunk;
                 id
             }
             None => {
-                self.list.push(chunk);
-                (self.list.len() - 1) as ChunkId
+                self.all.push(chunk);
+                (self.all.len() - 1) as ChunkId
             }
         };
         self.held += 1;
@@ -109,17 +109,17 @@ impl Chunks {
     pub fn move_home(&mut self, id: ChunkId, home: u64) {
         let Chunk {
             home: old, size, ..
-        } = self.list[id as usize];
+        } = self.all[id as usize];
         self.note(old, size, NO_CHUNK);
         self.note(home, size, id);
-        self.list[id as usize].home = home;
+        self.all[id as usize].home = home;
     }
 
     /// The chunk is gone.
     pub fn remove(&mut self, id: ChunkId) {
-        let Chunk { home, size, .. } = self.list[id as usize];
+        let Chunk { home, size, .. } = self.all[id as usize];
         self.note(home, size, NO_CHUNK);
-        self.list[id as usize].size = 0;
+        self.all[id as usize].size = 0;
         self.vacant.push(id);
         self.held -= 1;
     }
@@ -150,7 +150,7 @@ impl Chunks {
         std::iter::from_fn(move || {
             while at < end {
                 let id = self.at(at)?;
-                let chunk = &self.list[id as usize];
+                let chunk = &self.all[id as usize];
                 let (from, to) = (chunk.home, chunk.home + chunk.size);
                 at = to;
                 if from >= start && to <= end {

@@ -123,7 +123,7 @@ struct Amounts<const N: usize>([i64; N]);
 /// Blocks: how many, their bytes, the bytes asked for.
 type OfBlocks = Amounts<3>;
 
-/// Holes or chunks: how many, their bytes.
+/// Free blocks or chunks: how many, their bytes.
 type Sum = Amounts<2>;
 
 impl<const N: usize> Default for Amounts<N> {
@@ -357,7 +357,7 @@ struct State {
     blocks: OfBlocks,
     /// Freed by the program while other streams may still use it.
     pending: Sum,
-    holes: Sum,
+    free_blocks: Sum,
     held: Sum,
 }
 
@@ -366,7 +366,7 @@ impl State {
         State {
             blocks: self.blocks.and(other.blocks),
             pending: self.pending.and(other.pending),
-            holes: self.holes.and(other.holes),
+            free_blocks: self.free_blocks.and(other.free_blocks),
             held: self.held.and(other.held),
         }
     }
@@ -376,7 +376,7 @@ impl State {
 struct Peak {
     blocks: OfBlocks,
     active: Sum,
-    holes: Sum,
+    free_blocks: Sum,
     held: Sum,
 }
 
@@ -482,13 +482,13 @@ impl Account {
 }
 
 /// The counting itself: of each origin's blocks, and of the memory that they all lie in. All segments are
-/// large, and so is what is free in them: a hole changes its size with almost every block, and to have it
+/// large, and so is what is free in them: a free block changes its size with almost every block, and to have it
 /// change its class cost a seventh of all the time of a pair.
 #[derive(Clone, Default)]
 pub struct Tally {
     allocator: Account,
     cuda: Account,
-    holes: Level,
+    free_blocks: Level,
     held: Level,
     events: Events,
     /// Those of the events that PyTorch counts, and that were for requests of [`Origin::Cuda`].
@@ -608,36 +608,36 @@ impl Tally {
         [events.alloc_retries, events.ooms, events.syncs] = tried.0;
     }
 
-    /// A hole of `size` bytes is there that was not.
+    /// A free block of `size` bytes is there that was not.
     #[inline(always)]
-    pub fn hole_added(&mut self, size: u64) {
-        self.holes.add(Sum::one(size));
+    pub fn free_block_added(&mut self, size: u64) {
+        self.free_blocks.add(Sum::one(size));
     }
 
-    /// A hole is there no more.
+    /// A free block is there no more.
     #[inline(always)]
-    pub fn hole_removed(&mut self, size: u64) {
-        self.holes.take(Sum::one(size));
+    pub fn free_block_removed(&mut self, size: u64) {
+        self.free_blocks.take(Sum::one(size));
     }
 
-    /// So many bytes became free, and one hole with so many holes beside them, two at most.
+    /// So many bytes became free, and one free block with so many free blocks beside them, two at most.
     #[inline(always)]
-    pub fn hole_joined(&mut self, size: u64, beside: u64) {
+    pub fn free_block_coalesced(&mut self, size: u64, beside: u64) {
         let goes = beside / 2;
-        self.holes.take(Amounts([goes as i64, 0]));
+        self.free_blocks.take(Amounts([goes as i64, 0]));
         let comes = 1 + goes - beside;
-        self.holes.add(Amounts([comes as i64, size as i64]));
+        self.free_blocks.add(Amounts([comes as i64, size as i64]));
     }
 
-    /// A hole became `more` bytes larger.
-    pub fn hole_grown(&mut self, more: u64) {
-        self.holes.add(Sum::bytes(more));
+    /// A free block became `more` bytes larger.
+    pub fn free_block_grown(&mut self, more: u64) {
+        self.free_blocks.add(Sum::bytes(more));
     }
 
-    /// A hole became `less` bytes smaller, and is not gone.
+    /// A free block became `less` bytes smaller, and is not gone.
     #[inline(always)]
-    pub fn hole_cut(&mut self, less: u64) {
-        self.holes.take(Sum::bytes(less));
+    pub fn free_block_shrunk(&mut self, less: u64) {
+        self.free_blocks.take(Sum::bytes(less));
     }
 
     /// Memory was taken from the driver.
@@ -664,30 +664,37 @@ impl Tally {
 
     /// Everything counted so far, with the blocks of this origin.
     pub fn read(&self, origin: Origin) -> Counters {
-        let Tally { holes, held, .. } = self;
+        let Tally {
+            free_blocks, held, ..
+        } = self;
         let Account {
             live,
             pending,
             pending_before,
             active,
         } = self.of(origin);
-        let states = |blocks: [OfBlocks; 2], pending: [Sum; 2], holes: Sum, held: Sum| {
+        let states = |blocks: [OfBlocks; 2], pending: [Sum; 2], free_blocks: Sum, held: Sum| {
             let [small, large] = [0, 1].map(|class| State {
                 blocks: blocks[class],
                 pending: pending[class],
-                holes: of_segments(class, holes),
+                free_blocks: of_segments(class, free_blocks),
                 held: of_segments(class, held),
             });
             [small, large, small.and(large)]
         };
-        let before = states(live.before, *pending_before, holes.before, held.before);
-        let came = states(live.came(), Default::default(), holes.came, held.came);
-        let now = states(live.now(), *pending, holes.now(), held.now());
+        let before = states(
+            live.before,
+            *pending_before,
+            free_blocks.before,
+            held.before,
+        );
+        let came = states(live.came(), Default::default(), free_blocks.came, held.came);
+        let now = states(live.now(), *pending, free_blocks.now(), held.now());
         let [small, large, all] = [0, 1, ALL].map(|of| {
             let peak = Peak {
                 blocks: live.peaks[of],
                 active: active[of],
-                holes: of_segments(of, holes.peak),
+                free_blocks: of_segments(of, free_blocks.peak),
                 held: of_segments(of, held.peak),
             };
             usage(&before[of], &came[of], &now[of], &peak)
@@ -709,7 +716,7 @@ impl Tally {
     pub fn reset_peaks(&mut self) {
         self.allocator.reset_peaks();
         self.cuda.reset_peaks();
-        self.holes.reset_peak();
+        self.free_blocks.reset_peak();
         self.held.reset_peak();
     }
 
@@ -719,7 +726,7 @@ impl Tally {
     pub fn reset_accumulated(&mut self) {
         self.allocator.reset_accumulated();
         self.cuda.reset_accumulated();
-        self.holes.reset_accumulated();
+        self.free_blocks.reset_accumulated();
         self.held.reset_accumulated();
         self.events.device_allocs = 0;
         self.events.device_frees = 0;
@@ -745,8 +752,12 @@ fn usage(before: &State, came: &State, now: &State, peak: &Peak) -> Usage {
     let live = came.blocks.sum();
     let [allocation, allocated_bytes] = flows(was_live, live, is_live, peak.blocks.sum());
     let [active, active_bytes] = flows(was_active, live, is_active, most_active);
-    let [inactive_split, inactive_split_bytes] =
-        flows(before.holes, came.holes, now.holes, peak.holes);
+    let [inactive_split, inactive_split_bytes] = flows(
+        before.free_blocks,
+        came.free_blocks,
+        now.free_blocks,
+        peak.free_blocks,
+    );
     let [segment, reserved_bytes] = flows(before.held, came.held, now.held, peak.held);
     Usage {
         allocation,
@@ -814,33 +825,33 @@ mod tests {
     fn what_is_free_is_that_of_a_plain_account_after_every_step() {
         let mut random = random();
         let mut tally = Tally::default();
-        // Holes and their bytes: how many there are, the most, and how many ever came.
+        // Free blocks and their bytes: how many there are, the most, and how many ever came.
         let (mut now, mut peak, mut came) = ([0u64; 2], [0u64; 2], [0u64; 2]);
         for step in 0..20_000 {
             let size = BLOCK * (1 + random(10_000));
             let more = match random(4) {
                 0 => {
                     let beside = random(3).min(now[0]);
-                    tally.hole_joined(size, beside);
+                    tally.free_block_coalesced(size, beside);
                     now[0] -= beside.saturating_sub(1);
                     [u64::from(beside == 0), size]
                 }
                 1 if now[0] > 0 && now[1] > size => {
-                    tally.hole_cut(size);
+                    tally.free_block_shrunk(size);
                     now[1] -= size;
                     [0, 0]
                 }
                 2 if now[0] > 1 && now[1] > size => {
-                    tally.hole_removed(size);
+                    tally.free_block_removed(size);
                     now = [now[0] - 1, now[1] - size];
                     [0, 0]
                 }
                 3 if now[0] > 0 => {
-                    tally.hole_grown(size);
+                    tally.free_block_grown(size);
                     [0, size]
                 }
                 _ => {
-                    tally.hole_added(size);
+                    tally.free_block_added(size);
                     [1, size]
                 }
             };

@@ -7,7 +7,7 @@
 //! the waiting stream has yet to do. Where there is no such event, memory grows instead.
 
 use super::SMALL;
-use super::arena::SHARED;
+use super::arena::SHARED_ARENA;
 use super::block::{BlockId, NONE, State};
 use super::deferred_free::Deferred;
 use super::gpu::Gpu;
@@ -28,25 +28,25 @@ struct Reusable {
 impl<G: Gpu> Pool<G> {
     /// A free block of at least `size` bytes that the stream may use behind a wait: another stream's, or one
     /// that was freed while others used it.
-    pub(super) fn reuse_across_streams(&mut self, size: u64, slot: u16) -> Option<BlockId> {
+    pub(super) fn reuse_across_streams(&mut self, size: u64, list: u16) -> Option<BlockId> {
         // A captured graph's streams are nobody's to hold up.
-        if !self.policy.waits || self.slots.get(slot).group != SHARED {
+        if !self.policy.waits || self.lists.get(list).arena != SHARED_ARENA {
             return None;
         }
-        let block = self.take_free(size, slot);
-        let block = block.or_else(|| self.take_deferred(size, slot));
+        let block = self.take_free(size, list);
+        let block = block.or_else(|| self.take_deferred(size, list));
         self.counters.hits += u64::from(block.is_some());
         block
     }
 
     /// A stream wants memory, and others have some: from now on large frees get events that could be waited for.
-    pub(super) fn want_exact(&mut self, slot: u16) {
+    pub(super) fn want_exact(&mut self, list: u16) {
         if self.policy.waits
-            && self.slots.get(slot).group == SHARED
-            && (self.slots.beside(slot).next().is_some() || !self.deferred.is_empty())
+            && self.lists.get(list).arena == SHARED_ARENA
+            && (self.lists.beside(list).next().is_some() || !self.deferred.is_empty())
             && self.epochs.want_exact(&self.gpu)
         {
-            self.groups[SHARED as usize].watched = true;
+            self.arenas[SHARED_ARENA as usize].watched = true;
         }
     }
 
@@ -54,18 +54,18 @@ impl<G: Gpu> Pool<G> {
     /// own tells others when it was.
     #[inline]
     pub fn frees_at_once(&self, size: u64) -> bool {
-        size >= SMALL && self.groups[SHARED as usize].watched && self.has_several_streams()
+        size >= SMALL && self.arenas[SHARED_ARENA as usize].watched && self.has_several_streams()
     }
 
     /// Whether there is another stream that might want memory.
     pub(super) fn has_several_streams(&self) -> bool {
-        self.slots.streams() > 1 || self.gpu.has_several_streams()
+        self.lists.streams() > 1 || self.gpu.has_several_streams()
     }
 
     /// The stream's work from now on runs after that of another one up to a free. False where it cannot be
     /// made to.
-    pub(super) fn follow(&mut self, slot: u16, other: u16, epoch: u64) -> bool {
-        let (key, other) = (self.slots.get(slot).key, self.slots.get(other).key);
+    pub(super) fn follow(&mut self, list: u16, other: u16, epoch: u64) -> bool {
+        let (key, other) = (self.lists.get(list).key, self.lists.get(other).key);
         self.epochs.follow(key, other, epoch, &mut self.gpu)
     }
 
@@ -75,10 +75,10 @@ impl<G: Gpu> Pool<G> {
         &self,
         block: BlockId,
         range: (u64, u64),
-        slot: u16,
+        list: u16,
     ) -> Option<u64> {
-        let (key, block) = (self.slots.get(slot).key, self.blocks[block]);
-        let owner = self.slots.get(block.slot);
+        let (key, block) = (self.lists.get(list).key, self.blocks[block]);
+        let owner = self.lists.get(block.list);
         let followable = |epoch: &u64| self.epochs.can_follow(key, owner.key, *epoch);
         // Freed in one piece: it has one event, if any.
         Some(block.detail)
@@ -90,17 +90,17 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// What another stream's memory that this one has taken is called: freed by this one just now.
-    pub(super) fn take_over(&mut self, slot: u16) -> u64 {
+    pub(super) fn take_over(&mut self, list: u16) -> u64 {
         let epoch = self.epochs.tick(0);
-        self.slots.get_mut(slot).freed = epoch;
+        self.lists.get_mut(list).freed = epoch;
         epoch
     }
 
     /// The best fit among the free blocks of the arena's other streams. What is left of it stays theirs.
-    fn take_free(&mut self, size: u64, slot: u16) -> Option<BlockId> {
-        let found = self.slots.beside(slot).filter_map(|(_, it)| {
+    fn take_free(&mut self, size: u64, list: u16) -> Option<BlockId> {
+        let found = self.lists.beside(list).filter_map(|(_, it)| {
             let mut fitting = it.bins.ascending(&self.blocks, size).take(LOOKED_AT);
-            fitting.find_map(|id| self.reusable_part(id, size, slot))
+            fitting.find_map(|id| self.reusable_part(id, size, list))
         });
         let found = found.min_by_key(|it| {
             let block = &self.blocks[it.block];
@@ -111,16 +111,16 @@ impl<G: Gpu> Pool<G> {
             start,
             epoch,
         } = found;
-        let other = self.blocks[block].slot;
-        self.follow(slot, other, epoch)
+        let other = self.blocks[block].list;
+        self.follow(list, other, epoch)
             .then(|| self.cut_out(block, start, size))
     }
 
     /// Where in another stream's free block this stream can have `size` bytes: at one of its ends, so that
     /// what is left stays whole, or else between them, after the earliest free that there is.
-    fn reusable_part(&self, id: BlockId, size: u64, slot: u16) -> Option<Reusable> {
+    fn reusable_part(&self, id: BlockId, size: u64, list: u16) -> Option<Reusable> {
         let block = self.blocks[id];
-        let key = self.slots.get(block.slot).key;
+        let key = self.lists.get(block.list).key;
         let (first, last) = (block.address, block.end() - size);
         let edges = self.epochs.edges(key, (block.address, block.end()));
         let beside = edges.iter().flat_map(|at| [*at, at.saturating_sub(size)]);
@@ -128,7 +128,7 @@ impl<G: Gpu> Pool<G> {
         starts
             .filter(|start| (first..=last).contains(start))
             .filter_map(|start| {
-                let epoch = self.reusable_after(id, (start, start + size), slot)?;
+                let epoch = self.reusable_after(id, (start, start + size), list)?;
                 Some(Reusable {
                     block: id,
                     start,
@@ -141,16 +141,16 @@ impl<G: Gpu> Pool<G> {
     /// Makes a part of a free block one of its own, of the same stream.
     fn cut_out(&mut self, id: BlockId, start: u64, size: u64) -> BlockId {
         let block = self.blocks[id];
-        self.slots.get_mut(block.slot).remove(&mut self.blocks, id);
-        self.counters.hole_removed(block.size);
+        self.lists.get_mut(block.list).remove(&mut self.blocks, id);
+        self.counters.free_block_removed(block.size);
         if start > block.address {
             let before = start - block.address;
-            let front = self.blocks.split_front(id, before, block.slot, State::Free);
+            let front = self.blocks.split_front(id, before, block.list, State::Free);
             self.put_back(front, block.detail);
         }
         let mut part = id;
         if self.blocks[id].size > size {
-            part = self.blocks.split_front(id, size, block.slot, State::Free);
+            part = self.blocks.split_front(id, size, block.list, State::Free);
             self.put_back(id, block.detail);
         }
         self.put_back(part, block.detail);
@@ -158,13 +158,13 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// The smallest block that was freed while other streams used it, behind waits for each of them.
-    fn take_deferred(&mut self, size: u64, slot: u16) -> Option<BlockId> {
-        let key = self.slots.get(slot).key;
+    fn take_deferred(&mut self, size: u64, list: u16) -> Option<BlockId> {
+        let key = self.lists.get(list).key;
         let can_follow = |it: &Deferred| {
-            let owner = self.slots.get(self.blocks[it.block].slot);
+            let owner = self.lists.get(self.blocks[it.block].list);
             let mut streams = it.uses.iter().chain([&owner.key]);
             // What may be used anywhere is nobody's to wait for.
-            owner.group == SHARED
+            owner.arena == SHARED_ARENA
                 && !it.uses.contains(&ALL_STREAMS)
                 && self.blocks[it.block].size >= size
                 && streams
@@ -175,7 +175,7 @@ impl<G: Gpu> Pool<G> {
         let (at, _) = fitting.min_by_key(|(_, it)| self.blocks[it.block].size)?;
         let Deferred { block, epoch, uses } = &self.deferred[at];
         let (block, epoch) = (*block, *epoch);
-        let owner = self.slots.get(self.blocks[block].slot).key;
+        let owner = self.lists.get(self.blocks[block].list).key;
         for other in uses.iter().chain([&owner]).filter(|other| **other != key) {
             if !self.epochs.follow(key, *other, epoch, &mut self.gpu) {
                 return None;
@@ -183,8 +183,8 @@ impl<G: Gpu> Pool<G> {
         }
         self.deferred.remove(at);
         self.complete(block);
-        let epoch = self.take_over(slot);
-        self.retire_to(block, slot, epoch);
-        Some(self.fit(size, slot)).filter(|id| *id != NONE)
+        let epoch = self.take_over(list);
+        self.free_completed(block, list, epoch);
+        Some(self.fit(size, list)).filter(|id| *id != NONE)
     }
 }

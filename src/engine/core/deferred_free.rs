@@ -1,13 +1,13 @@
 //! Deferred frees: blocks that other streams still use when they are freed, event polling, and synchronizing
 //! with the device.
 
-use super::arena::{GroupId, SHARED};
+use super::arena::{ArenaId, SHARED_ARENA};
 use super::block::{BlockId, NONE, State};
 use super::counters::Origin;
 use super::gpu::Gpu;
 use super::journal::Happening;
 use super::pool::{Pool, Unknown};
-use super::stream_lists::{ALL_STREAMS, Slot, StreamKey, UNORDERED};
+use super::stream_lists::{ALL_STREAMS, FreeList, StreamKey, UNORDERED};
 use std::collections::HashSet;
 
 /// How often a miss asks for an event that it has just recorded: on an idle device it takes a few
@@ -29,11 +29,11 @@ impl<G: Gpu> Pool<G> {
     /// Notes that another stream uses the block, so that freeing it waits for that stream's work too;
     /// for [`ALL_STREAMS`] for the whole device's.
     pub fn record_use(&mut self, address: u64, stream: StreamKey) -> Result<(), Unknown> {
-        let id = self.table.get(&self.blocks, address);
+        let id = self.address_map.get(&self.blocks, address);
         if id == NONE {
             return Err(Unknown);
         }
-        if self.slots.get(self.blocks[id].slot).key != stream {
+        if self.lists.get(self.blocks[id].list).key != stream {
             self.blocks[id].marks.set_shared(true);
             let uses = self.uses.entry(id).or_default();
             if !uses.contains(&stream) {
@@ -79,9 +79,9 @@ impl<G: Gpu> Pool<G> {
         for stream in &uses {
             self.epochs.note_free(*stream, (0, 0), true, &mut self.gpu);
         }
-        let slot = self.slots.get_mut(block.slot);
-        let before = std::mem::replace(&mut slot.freed, epoch);
-        if self.groups[slot.group as usize].watched {
+        let list = self.lists.get_mut(block.list);
+        let before = std::mem::replace(&mut list.freed, epoch);
+        if self.arenas[list.arena as usize].watched {
             self.note_free(id, before);
         }
         self.deferred.push(Deferred {
@@ -103,36 +103,36 @@ impl<G: Gpu> Pool<G> {
         let found = self.deferred.binary_search_by_key(&name, |it| it.epoch);
         if let Ok(at) = found {
             let block = self.deferred.remove(at).block;
-            let slot = self.blocks[block].slot;
+            let list = self.blocks[block].list;
             self.complete(block);
-            let epoch = self.take_over(slot);
-            self.retire_to(block, slot, epoch);
+            let epoch = self.take_over(list);
+            self.free_completed(block, list, epoch);
         }
     }
 
     /// A stream is about to be destroyed: an event is recorded behind all that it was given.
     pub fn forget_stream(&mut self, stream: StreamKey) {
-        let slots = self.slots.iter().filter(|(_, it)| it.key == stream);
-        if let Some(freed) = slots.map(|(_, it)| it.freed).max() {
+        let lists = self.lists.iter().filter(|(_, it)| it.key == stream);
+        if let Some(freed) = lists.map(|(_, it)| it.freed).max() {
             self.gpu.attend(Some(stream));
             self.epochs.cover(stream, freed, &mut self.gpu);
             self.gpu.attend(None);
         }
     }
 
-    /// Whether the slot's stream has done what it had been given by a free of this epoch.
-    pub(super) fn is_completed(&self, slot: u16, epoch: u64) -> bool {
-        epoch <= self.epochs.completed(self.slots.get(slot).key)
+    /// Whether the free list's stream has done what it had been given by a free of this epoch.
+    pub(super) fn is_completed(&self, list: u16, epoch: u64) -> bool {
+        epoch <= self.epochs.completed(self.lists.get(list).key)
     }
 
-    /// Looks at the events under way, and lets go what they held up. True if any hole changed
+    /// Looks at the events under way, and lets go what they held up. True if any free block changed
     /// hands or any block came free.
-    pub(super) fn advance(&mut self, slot: u16) -> bool {
-        if self.deferred.is_empty() && self.slots.streams() < 2 {
+    pub(super) fn advance(&mut self, list: u16) -> bool {
+        if self.deferred.is_empty() && self.lists.streams() < 2 {
             return false;
         }
-        let group = self.slots.get(slot).group;
-        let free = self.slots.streams_of(group);
+        let arena = self.lists.get(list).arena;
+        let free = self.lists.streams_of(arena);
         let free = free.filter(|(_, it)| !it.bins.is_empty());
         let streams: Vec<(StreamKey, u64)> = free.map(|(_, it)| (it.key, it.freed)).collect();
         if streams.len() > SEVERAL {
@@ -155,22 +155,22 @@ impl<G: Gpu> Pool<G> {
         self.let_go()
     }
 
-    /// Has events cover all that was freed in a group.
-    pub(super) fn cover_all(&mut self, group: GroupId) {
-        let slots = self
-            .slots
-            .of_group(group)
+    /// Has events cover all that was freed in an arena.
+    pub(super) fn cover_all(&mut self, arena: ArenaId) {
+        let lists = self
+            .lists
+            .of_arena(arena)
             .filter(|(at, it)| *at != it.idle && it.key != UNORDERED && it.holds_free());
-        let slots: Vec<(StreamKey, u64)> = slots.map(|(_, it)| (it.key, it.freed)).collect();
-        for (key, freed) in slots {
+        let lists: Vec<(StreamKey, u64)> = lists.map(|(_, it)| (it.key, it.freed)).collect();
+        for (key, freed) in lists {
             self.epochs.cover(key, freed, &mut self.gpu);
         }
         self.epochs.cover_wanted(&mut self.gpu);
     }
 
-    /// Has an event cover the work that uses the newest of a group's old mappings.
-    pub(super) fn cover_stale(&mut self, group: GroupId) {
-        let newest = self.groups[group as usize].chunks.stale.back();
+    /// Has an event cover the work that uses the newest of an arena's old mappings.
+    pub(super) fn cover_stale(&mut self, arena: ArenaId) {
+        let newest = self.arenas[arena as usize].chunks.stale.back();
         if let Some((stream, until)) = newest.map(|it| (it.stream, it.until)) {
             self.epochs.cover(stream, until, &mut self.gpu);
         }
@@ -179,7 +179,7 @@ impl<G: Gpu> Pool<G> {
     /// With memory of several streams, or deferred blocks, one event for each 16th of the memory freed, and
     /// at least a chunk of it, lets others have it soon.
     ///
-    /// True if a block came free that was deferred: another hole may be the best now.
+    /// True if a block came free that was deferred: another free block may be the best now.
     #[inline(always)]
     pub(super) fn poll_now_and_then(&mut self, by: u16, reserved: u64) -> bool {
         let least = (reserved / 16).max(self.granularity);
@@ -198,15 +198,15 @@ impl<G: Gpu> Pool<G> {
         let due = deferred && self.looks.is_power_of_two() && self.gpu.may_wait();
         let much = self.epochs.has_unmarked(least);
         let asked = self.epochs.asked();
-        let wanted = asked || much && (deferred || self.slots.several_hold());
+        let wanted = asked || much && (deferred || self.lists.several_hold());
         if !(wanted || due) {
             if much {
                 self.epochs.count_anew();
             }
             return false;
         }
-        let slot = self.slots.get(by);
-        let (key, group, freed) = (slot.key, slot.group, slot.freed);
+        let list = self.lists.get(by);
+        let (key, arena, freed) = (list.key, list.arena, list.freed);
         self.gpu.attend(Some(key));
         match wanted {
             true => self.epochs.poll(&mut self.gpu),
@@ -225,7 +225,7 @@ impl<G: Gpu> Pool<G> {
             self.looks = 0;
         }
         if asked {
-            self.cover_all(group);
+            self.cover_all(arena);
         }
         if wanted && (key == UNORDERED || self.epochs.cover(key, freed, &mut self.gpu)) {
             self.epochs.count_anew();
@@ -240,11 +240,11 @@ impl<G: Gpu> Pool<G> {
     /// What streams have done with becomes free or idle. True if there was any. Of a private pool's that is
     /// looked at when memory is wanted there.
     pub(super) fn let_go(&mut self) -> bool {
-        if self.groups[SHARED as usize].released == self.epochs.advances {
+        if self.arenas[SHARED_ARENA as usize].released == self.epochs.advances {
             return false;
         }
         self.epochs.forget_done();
-        self.let_deferred_go() | self.release_completed(SHARED)
+        self.let_deferred_go() | self.release_completed(SHARED_ARENA)
     }
 
     /// Deferred blocks that no stream uses any more become free. True if there were any.
@@ -263,16 +263,16 @@ impl<G: Gpu> Pool<G> {
         });
         for (block, epoch) in &done {
             self.complete(*block);
-            let slot = self.blocks[*block].slot;
-            match self.is_completed(slot, *epoch) {
-                true => self.retire_to(*block, self.slots.get(slot).idle, 0),
-                false => self.retire_to(*block, slot, *epoch),
+            let list = self.blocks[*block].list;
+            match self.is_completed(list, *epoch) {
+                true => self.free_completed(*block, self.lists.get(list).idle, 0),
+                false => self.free_completed(*block, list, *epoch),
             }
         }
         !done.is_empty()
     }
 
-    /// A block that was freed waits for no other stream any more; it is to become a hole.
+    /// A block that was freed waits for no other stream any more; it is to become a free block.
     pub(super) fn complete(&mut self, id: BlockId) {
         let block = self.blocks[id];
         let origin = block.marks.origin();
@@ -284,25 +284,25 @@ impl<G: Gpu> Pool<G> {
         self.journal.note(Happening::Completed {
             address: block.address,
             size: block.detail,
-            stream: self.slots.get(block.slot).key.handle,
+            stream: self.lists.get(block.list).key.handle,
         });
     }
 
     /// What no stream orders is idle as it is, and becomes anybody's.
     fn release_unordered(&mut self) {
-        let slots = self.unsettled_slots().filter(|(_, it)| it.key == UNORDERED);
-        let slots: Vec<u16> = slots.map(|(slot, _)| slot).collect();
-        for slot in slots {
-            self.release(slot, u64::MAX);
+        let lists = self.unsettled_lists().filter(|(_, it)| it.key == UNORDERED);
+        let lists: Vec<u16> = lists.map(|(list, _)| list).collect();
+        for list in lists {
+            self.release(list, u64::MAX);
         }
     }
 
-    /// A slot's holes that were freed up to some epoch become idle. True if there were any.
-    pub(super) fn release(&mut self, slot: u16, completed: u64) -> bool {
+    /// A free list's free blocks that were freed up to some epoch become idle. True if there were any.
+    pub(super) fn release(&mut self, list: u16, completed: u64) -> bool {
         let mut changed = false;
-        self.slots.get_mut(slot).keep_order(&mut self.blocks);
+        self.lists.get_mut(list).keep_order(&mut self.blocks);
         loop {
-            let it = self.slots.get_mut(slot);
+            let it = self.lists.get_mut(list);
             let Some(id) = it
                 .oldest()
                 .filter(|id| self.blocks[*id].detail <= completed)
@@ -312,8 +312,8 @@ impl<G: Gpu> Pool<G> {
             };
             it.remove(&mut self.blocks, id);
             let idle = it.idle;
-            self.counters.hole_removed(self.blocks[id].size);
-            self.add_hole(id, idle, 0);
+            self.counters.free_block_removed(self.blocks[id].size);
+            self.add_free(id, idle, 0);
             changed = true;
         }
     }
@@ -321,8 +321,8 @@ impl<G: Gpu> Pool<G> {
     /// Waits until everything that was freed is idle. False where waiting is not possible.
     pub fn settle(&mut self) -> bool {
         self.release_unordered();
-        let is_idle = |(slot, it): (u16, &Slot)| slot == it.idle || it.bins.is_empty();
-        if self.deferred.is_empty() && self.unsettled_slots().all(is_idle) {
+        let is_idle = |(list, it): (u16, &FreeList)| list == it.idle || it.bins.is_empty();
+        if self.deferred.is_empty() && self.unsettled_lists().all(is_idle) {
             self.watch_settled();
             return true;
         }
@@ -344,19 +344,19 @@ impl<G: Gpu> Pool<G> {
         self.epochs.settle(&mut self.gpu, recorded);
     }
 
-    /// The slots of all groups that may have holes which are not idle.
-    fn unsettled_slots(&self) -> impl Iterator<Item = (u16, &Slot)> {
-        let groups = [SHARED]
+    /// The free lists of all arenas that may have free blocks which are not idle.
+    fn unsettled_lists(&self) -> impl Iterator<Item = (u16, &FreeList)> {
+        let arenas = [SHARED_ARENA]
             .into_iter()
-            .chain(self.due.unsettled.iter().copied());
-        groups.flat_map(|id| self.slots.of_group(id))
+            .chain(self.pending.unsettled.iter().copied());
+        arenas.flat_map(|id| self.lists.of_arena(id))
     }
 
     /// All work is done: what private pools have free is idle, until more is freed there.
     fn watch_settled(&mut self) {
-        for id in std::mem::take(&mut self.due.unsettled) {
+        for id in std::mem::take(&mut self.pending.unsettled) {
             self.release_all(id);
-            self.groups[id as usize].watched = true;
+            self.arenas[id as usize].watched = true;
         }
     }
 }

@@ -383,7 +383,7 @@ impl Epochs {
     }
 
     /// What the stream freed in a range lies somewhere else from now on.
-    pub fn note_moved(&mut self, key: StreamKey, (start, end): (u64, u64), to: u64) {
+    pub fn note_remapped(&mut self, key: StreamKey, (start, end): (u64, u64), to: u64) {
         let completed = self.completed(key);
         let marks = self.streams.get_mut(&key).map(|it| it.marks.iter_mut());
         for mark in marks.into_iter().flatten() {

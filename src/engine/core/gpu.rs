@@ -18,7 +18,7 @@ pub enum Refusal {
     OverLimit,
     /// The driver answered with another error (its `CUresult`).
     Failed(u32),
-    /// The group's memory is supplied by somebody else, who is to be asked for so many bytes more.
+    /// The arena's memory is supplied by somebody else, who is to be asked for so many bytes more.
     Unsupplied(u64),
 }
 

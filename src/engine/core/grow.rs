@@ -1,6 +1,6 @@
 //! Growing: room for a request at the end of mapped memory, out of chunks that move there and new ones.
 
-use crate::core::arena::{GroupId, SHARED};
+use crate::core::arena::{ArenaId, SHARED_ARENA};
 use crate::core::block::{BlockId, NONE, State};
 use crate::core::gpu::{Gpu, Refusal};
 use crate::core::journal::Happening;
@@ -52,7 +52,7 @@ const LIMITED_SHARE: u64 = 2048;
 /// 1.009, in runs that join with nothing.
 const ROOMY: u64 = 128;
 
-/// How many holes are looked at for one that growth had better go on from.
+/// How many free blocks are looked at for one that growth had better go on from.
 const LOOKED_AT: usize = 64;
 
 /// How far memory may grow past the highest live figure, as a part of that, where moving takes too much of
@@ -75,8 +75,8 @@ fn even(bytes: u64, size: u64, granularity: u64) -> u64 {
 impl<G: Gpu> Pool<G> {
     /// The size of a chunk to create now. A setting's is the largest; the pool's own is to the nearest
     /// granule, from two granules on.
-    pub(super) fn chunk_size(&self, group: GroupId) -> u64 {
-        let reserved = self.groups[group as usize].reserved;
+    pub(super) fn chunk_size(&self, arena: ArenaId) -> u64 {
+        let reserved = self.arenas[arena as usize].reserved;
         match self.policy.chunk {
             0 if self.gpu.is_limited() => self.whole(reserved / LIMITED_SHARE),
             0 => self.chunk_size_of(reserved),
@@ -100,15 +100,15 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// The size of a chunk for growth by so many bytes at once.
-    fn chunk_size_for(&self, bytes: u64, group: GroupId) -> u64 {
-        let size = self.chunk_size(group);
+    fn chunk_size_for(&self, bytes: u64, arena: ArenaId) -> u64 {
+        let size = self.chunk_size(arena);
         if !self.may_be_larger() {
             return size;
         }
-        // That is to look at many holes: only where it can spare a chunk.
+        // That is to look at many free blocks: only where it can spare a chunk.
         let several = bytes > size && size > self.granularity;
-        let reserved = self.groups[group as usize].reserved;
-        let size = match several && self.is_whole(group) {
+        let reserved = self.arenas[arena as usize].reserved;
+        let size = match several && self.is_whole(arena) {
             true => self.chunk_size_of(reserved * LARGER.0 / LARGER.1),
             false => size,
         };
@@ -118,33 +118,33 @@ impl<G: Gpu> Pool<G> {
         })
     }
 
-    /// Whether little of the group's free memory is cut up, and enough was freed to know.
-    fn is_whole(&self, id: GroupId) -> bool {
-        let group = &self.groups[id as usize];
-        // The holes are looked at last, as there may be many.
-        let lost = || group.reserved - group.live - self.free_chunks(id);
-        id == SHARED
-            && self.epochs.freed() >= group.live / FREED
-            && lost() * 1000 * LOST < group.reserved * self.policy.tuning.slack
+    /// Whether little of the arena's free memory is cut up, and enough was freed to know.
+    fn is_whole(&self, id: ArenaId) -> bool {
+        let arena = &self.arenas[id as usize];
+        // The free blocks are looked at last, as there may be many.
+        let lost = || arena.reserved - arena.live - self.free_chunks(id);
+        id == SHARED_ARENA
+            && self.epochs.freed() >= arena.live / FREED
+            && lost() * 1000 * LOST < arena.reserved * self.policy.tuning.slack
     }
 
-    /// Bytes of the group's whole free chunks.
-    fn free_chunks(&self, id: GroupId) -> u64 {
-        let chunks = &self.groups[id as usize].chunks;
-        let slots = self.slots.of_group(id);
-        let holes = slots.flat_map(|(_, it)| it.all_holes(&self.blocks, self.granularity));
-        holes
-            .flat_map(|hole| chunks.inside(hole.address, hole.end()))
+    /// Bytes of the arena's whole free chunks.
+    fn free_chunks(&self, id: ArenaId) -> u64 {
+        let chunks = &self.arenas[id as usize].chunks;
+        let lists = self.lists.of_arena(id);
+        let free_blocks = lists.flat_map(|(_, it)| it.all_free(&self.blocks, self.granularity));
+        free_blocks
+            .flat_map(|free_block| chunks.inside(free_block.address, free_block.end()))
             .map(|chunk| chunks.get(chunk).size)
             .sum()
     }
 
     /// The least that the chunks of one growth have while it goes on. They are equal, as far as it may be and
     /// where what is held does not grow to twice as much and more.
-    fn least_chunk_size(&self, group: GroupId) -> u64 {
+    fn least_chunk_size(&self, arena: ArenaId) -> u64 {
         match self.may_be_larger() {
-            true => self.chunk_size(group) / 2,
-            false => self.chunk_size(group),
+            true => self.chunk_size(arena) / 2,
+            false => self.chunk_size(arena),
         }
     }
 
@@ -162,133 +162,134 @@ impl<G: Gpu> Pool<G> {
         (bytes / self.granularity * self.granularity).max(self.granularity)
     }
 
-    /// Makes a hole of at least `size` bytes at the end of mapped memory.
-    pub(super) fn extend(&mut self, size: u64, slot: u16) -> Result<BlockId, Refusal> {
-        let id = self.slots.get(slot).group;
-        if self.groups[id as usize].supplied {
+    /// Makes a free block of at least `size` bytes at the end of mapped memory.
+    pub(super) fn extend(&mut self, size: u64, list: u16) -> Result<BlockId, Refusal> {
+        let id = self.lists.get(list).arena;
+        if self.arenas[id as usize].supplied {
             return Err(Refusal::Unsupplied(self.segment_size(size, id)));
         }
         if self.granularity == 0 {
             return self.add_segment(size, id);
         }
-        let group = &self.groups[id as usize];
+        let arena = &self.arenas[id as usize];
         // What must fail takes nothing first.
-        let free = group.reserved - group.live;
+        let free = arena.reserved - arena.live;
         if size > free + 4 * self.chunk_size(id) {
             self.gpu.has_room(size - free)?;
         }
-        let group = &self.groups[id as usize];
-        let highest = group.highest.max(group.live + size);
+        let arena = &self.arenas[id as usize];
+        let highest = arena.highest.max(arena.live + size);
         let ceiling = highest + highest * self.policy.tuning.slack / 1000;
-        let allowed = ceiling.saturating_sub(group.reserved) / self.granularity * self.granularity;
+        let allowed = ceiling.saturating_sub(arena.reserved) / self.granularity * self.granularity;
         // A wait on the GPU costs less than mapping: in a run of prefetch_streams (H100) 38 waits rather
         // than 16 spared 700 of 1,300 chunks their move.
-        if self.missing(size, slot) > allowed
-            && let Some(hole) = self.reuse_across_streams(size, slot)
+        if self.missing(size, list) > allowed
+            && let Some(free_block) = self.reuse_across_streams(size, list)
         {
-            return Ok(hole);
+            return Ok(free_block);
         }
         // Under a limit runs that join with nothing cost more than they spare: the smallest limit of
         // gpt2_varlen would be 1.005 of what is live rather than 1.004.
-        if self.missing(size, slot) > allowed
-            && id == SHARED
+        if self.missing(size, list) > allowed
+            && id == SHARED_ARENA
             && size >= ROOMY * self.chunk_size(id)
             && !self.gpu.is_limited()
         {
-            self.go_where_least_is_missing(size, slot);
+            self.go_where_least_is_missing(size, list);
         }
-        let missing = self.missing(size, slot);
-        let tail = self.groups[id as usize].tail;
+        let missing = self.missing(size, list);
+        let tail = self.arenas[id as usize].tail;
         let allowed =
             match missing > allowed && self.would_rather_grow(missing, highest, ceiling, id) {
                 true => missing,
                 false => allowed,
             };
-        let moved = self.choose(missing.saturating_sub(allowed), slot, tail);
+        let moved = self.choose(missing.saturating_sub(allowed), list, tail);
         let grown = missing
             .saturating_sub(moved)
             .next_multiple_of(self.granularity);
-        let group = &self.groups[id as usize];
-        if group.space.gap_at(group.cursor) < moved + grown {
+        let arena = &self.arenas[id as usize];
+        if arena.addresses.gap_at(arena.cursor) < moved + grown {
             self.new_run(size, id)?;
-            self.choose(size.saturating_sub(allowed), slot, NONE);
+            self.choose(size.saturating_sub(allowed), list, NONE);
         }
-        self.move_chosen(slot)?;
-        if self.grow(size, slot).is_err() {
+        self.remap_chosen(list)?;
+        if self.grow(size, list).is_err() {
             // The limit, or the device, has no more: everything that can be moved is.
-            let (missing, tail) = (self.missing(size, slot), self.groups[id as usize].tail);
-            self.choose(missing, slot, tail);
-            self.move_chosen(slot)?;
-            self.grow(size, slot)?;
+            let (missing, tail) = (self.missing(size, list), self.arenas[id as usize].tail);
+            self.choose(missing, list, tail);
+            self.remap_chosen(list)?;
+            self.grow(size, list)?;
         }
-        Ok(self.groups[id as usize].tail)
+        Ok(self.arenas[id as usize].tail)
     }
 
     /// Whether growth past the ceiling is the smaller evil: moving takes too much time, and has not held the
     /// ceiling anyway.
-    fn would_rather_grow(&mut self, missing: u64, highest: u64, ceiling: u64, id: GroupId) -> bool {
-        let reserved = self.groups[id as usize].reserved;
+    fn would_rather_grow(&mut self, missing: u64, highest: u64, ceiling: u64, id: ArenaId) -> bool {
+        let reserved = self.arenas[id as usize].reserved;
         let cut_up = reserved > ceiling + highest / CUT_UP;
         let calm = reserved + missing <= highest + highest / CALM;
         // Under a limit memory is what is dear.
-        cut_up && calm && id == SHARED && !self.gpu.is_limited() && {
+        cut_up && calm && id == SHARED_ARENA && !self.gpu.is_limited() && {
             let now = self.gpu.now();
-            self.effort.is_too_much(now, self.policy.tuning.patience)
+            self.remap_budget
+                .is_too_much(now, self.policy.tuning.patience)
         }
     }
 
-    /// Takes memory ahead of need: one idle hole of at least `size` bytes, which any stream may have.
+    /// Takes memory ahead of need: one idle free block of at least `size` bytes, which any stream may have.
     pub fn take_ahead(&mut self, size: u64) -> Result<(), Refusal> {
         if size > crate::core::LARGEST_REQUEST {
             return Err(Refusal::OutOfMemory);
         }
-        let idle = self.groups[SHARED as usize].idle;
+        let idle = self.arenas[SHARED_ARENA as usize].idle;
         self.extend(size.next_multiple_of(crate::core::BLOCK), idle)
             .map(drop)
     }
 
-    /// Whether the stream may use a hole at once.
-    fn usable(&self, id: BlockId, slot: u16) -> bool {
+    /// Whether the stream may use a free block at once.
+    fn usable(&self, id: BlockId, list: u16) -> bool {
         let block = &self.blocks[id];
         block.state == State::Free
-            && (block.slot == slot || block.slot == self.slots.get(slot).idle)
+            && (block.list == list || block.list == self.lists.get(list).idle)
     }
 
     /// Bytes that must be mapped behind the cursor before the tail holds `size` free ones.
-    fn missing(&self, size: u64, slot: u16) -> u64 {
-        let tail = self.groups[self.slots.get(slot).group as usize].tail;
-        match tail != NONE && self.usable(tail, slot) {
+    fn missing(&self, size: u64, list: u16) -> u64 {
+        let tail = self.arenas[self.lists.get(list).arena as usize].tail;
+        match tail != NONE && self.usable(tail, list) {
             true => size.saturating_sub(self.blocks[tail].size),
             false => size,
         }
     }
 
-    /// Growth goes on from the largest hole of those that end where addresses are free, or from a new place
+    /// Growth goes on from the largest free block of those that end where addresses are free, or from a new place
     /// where the largest does not hold a tenth of the request.
-    fn go_where_least_is_missing(&mut self, size: u64, slot: u16) {
-        let (id, idle) = (self.slots.get(slot).group, self.slots.get(slot).idle);
+    fn go_where_least_is_missing(&mut self, size: u64, list: u16) {
+        let (id, idle) = (self.lists.get(list).arena, self.lists.get(list).idle);
         let chunk = self.chunk_size(id);
-        let mut least = self.missing(size, slot);
+        let mut least = self.missing(size, list);
         let mut best = NONE;
-        for source in [Some(slot), Some(idle).filter(|idle| *idle != slot)] {
-            let bins = source.map(|source| &self.slots.get(source).bins);
-            let holes = bins.into_iter().flat_map(|it| it.descending(&self.blocks));
-            for hole in holes.take(LOOKED_AT) {
-                let block = &self.blocks[hole];
+        for source in [Some(list), Some(idle).filter(|idle| *idle != list)] {
+            let bins = source.map(|source| &self.lists.get(source).bins);
+            let free_blocks = bins.into_iter().flat_map(|it| it.descending(&self.blocks));
+            for free_block in free_blocks.take(LOOKED_AT) {
+                let block = &self.blocks[free_block];
                 let missing = size.saturating_sub(block.size);
                 if missing >= least {
                     break;
                 }
-                let space = &self.groups[id as usize].space;
-                if block.next == NONE && space.gap_at(block.end()) >= missing + 2 * chunk {
-                    (least, best) = (missing, hole);
+                let addresses = &self.arenas[id as usize].addresses;
+                if block.next == NONE && addresses.gap_at(block.end()) >= missing + 2 * chunk {
+                    (least, best) = (missing, free_block);
                 }
             }
         }
         if best != NONE {
             let end = self.blocks[best].end();
-            let group = &mut self.groups[id as usize];
-            (group.tail, group.cursor) = (best, end);
+            let arena = &mut self.arenas[id as usize];
+            (arena.tail, arena.cursor) = (best, end);
         }
         if least > size / 10 * 9 {
             self.new_run_in_the_middle(size, id);
@@ -297,22 +298,22 @@ impl<G: Gpu> Pool<G> {
 
     /// Starts a new run of mapped memory in the middle of the largest gap, if that is large enough, so that
     /// there is room behind this run and the one before it.
-    fn new_run_in_the_middle(&mut self, size: u64, id: GroupId) {
-        let group = &mut self.groups[id as usize];
+    fn new_run_in_the_middle(&mut self, size: u64, id: ArenaId) {
+        let arena = &mut self.arenas[id as usize];
         let wanted = 4 * size.next_multiple_of(self.granularity) + (2 << 30);
-        if let Some((start, length)) = group.space.largest_gap().filter(|it| it.1 >= wanted) {
-            group.cursor = start + (length / 2).next_multiple_of(self.granularity);
-            group.tail = NONE;
+        if let Some((start, length)) = arena.addresses.largest_gap().filter(|it| it.1 >= wanted) {
+            arena.cursor = start + (length / 2).next_multiple_of(self.granularity);
+            arena.tail = NONE;
         }
     }
 
     /// Starts a new run of mapped memory in a gap that holds `size` bytes, and some more where it is
     /// everybody's: chunks may move there.
-    fn new_run(&mut self, size: u64, id: GroupId) -> Result<(), Refusal> {
+    fn new_run(&mut self, size: u64, id: ArenaId) -> Result<(), Refusal> {
         let size = size.next_multiple_of(self.granularity);
-        let taken = self.groups[id as usize].space.reserved();
+        let taken = self.arenas[id as usize].addresses.reserved();
         let (wanted, least, reach) = match id {
-            SHARED => {
+            SHARED_ARENA => {
                 let wanted = size * 2 + (1 << 30);
                 (wanted, wanted.next_power_of_two(), self.gpu.reach())
             }
@@ -322,30 +323,36 @@ impl<G: Gpu> Pool<G> {
             }
         };
         let fits = |(_, length): &(u64, u64)| *length >= wanted;
-        let mut gap = self.groups[id as usize].space.largest_gap().filter(fits);
+        let mut gap = self.arenas[id as usize]
+            .addresses
+            .largest_gap()
+            .filter(fits);
         if gap.is_none() {
             self.unmap_stale(0, id);
-            gap = self.groups[id as usize].space.largest_gap().filter(fits);
+            gap = self.arenas[id as usize]
+                .addresses
+                .largest_gap()
+                .filter(fits);
         }
-        let group = &mut self.groups[id as usize];
+        let arena = &mut self.arenas[id as usize];
         let start = match gap {
             Some((start, _)) => start,
             None => {
                 let (start, length) = reserve(&mut self.gpu, least, reach)?;
-                group.space.add(start, length);
-                group.chunks.add_range(start, length);
+                arena.addresses.add(start, length);
+                arena.chunks.add_range(start, length);
                 start
             }
         };
-        group.cursor = start;
-        group.tail = NONE;
+        arena.cursor = start;
+        arena.tail = NONE;
         Ok(())
     }
 
     /// Creates and maps chunks behind the cursor until the tail holds `size` free bytes.
-    fn grow(&mut self, size: u64, slot: u16) -> Result<(), Refusal> {
-        let (id, idle) = (self.slots.get(slot).group, self.slots.get(slot).idle);
-        let mut missing = self.missing(size, slot);
+    fn grow(&mut self, size: u64, list: u16) -> Result<(), Refusal> {
+        let (id, idle) = (self.lists.get(list).arena, self.lists.get(list).idle);
+        let mut missing = self.missing(size, list);
         if missing > 4 * self.chunk_size(id) {
             self.gpu.has_room(missing)?;
         }
@@ -355,23 +362,23 @@ impl<G: Gpu> Pool<G> {
         let size_for_all = self.chunk_size_for(missing, id);
         while missing > 0 {
             let bytes = self.next_chunk(missing, size_for_all.max(self.least_chunk_size(id)));
-            let group = &mut self.groups[id as usize];
-            if group.space.gap_at(group.cursor) < bytes {
+            let arena = &mut self.arenas[id as usize];
+            if arena.addresses.gap_at(arena.cursor) < bytes {
                 return Err(Refusal::OutOfMemory);
             }
             let handle = self.gpu.create(bytes)?;
-            if let Err(refusal) = self.gpu.map(group.cursor, bytes, handle) {
+            if let Err(refusal) = self.gpu.map(arena.cursor, bytes, handle) {
                 self.gpu.release(handle, bytes);
-                group.abandon(bytes);
+                arena.abandon(bytes);
                 return Err(refusal);
             }
-            group.space.take(group.cursor, bytes);
-            group.chunks.add(handle, bytes, group.cursor);
-            group.reserved += bytes;
+            arena.addresses.take(arena.cursor, bytes);
+            arena.chunks.add(handle, bytes, arena.cursor);
+            arena.reserved += bytes;
             self.counters.chunk_added(bytes);
-            self.journal.note(Happening::Mapped(group.cursor, bytes));
-            self.append(bytes, idle, 0, slot);
-            missing = self.missing(size, slot);
+            self.journal.note(Happening::Mapped(arena.cursor, bytes));
+            self.append(bytes, idle, 0, list);
+            missing = self.missing(size, list);
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Looking a block up by any address inside it.
 
-use super::arena::{GroupId, SHARED};
+use super::arena::{ArenaId, SHARED_ARENA};
 use super::block::{Block, NONE, State};
 use super::gpu::Gpu;
 use super::pool::{Live, Pool};
@@ -59,7 +59,7 @@ impl<G: Gpu> Pool<G> {
     }
 
     fn live_around(&self, address: u64) -> Option<&Block> {
-        match self.table.get(&self.blocks, address) {
+        match self.address_map.get(&self.blocks, address) {
             NONE => self
                 .live_blocks()
                 .find(|it| (it.address..it.end()).contains(&address)),
@@ -71,20 +71,20 @@ impl<G: Gpu> Pool<G> {
     /// it, freed or not: mapped memory without a gap. What somebody else supplies is that one's to tell.
     /// Quick for the first byte of a block in use; looks at every block for another.
     pub fn allocation_around(&self, address: u64) -> Option<Allocation> {
-        let group_of = |block: &Block| self.slots.get(block.slot).group;
-        let is_own = |block: &Block| !self.groups[group_of(block) as usize].supplied;
-        let first = match self.table.get(&self.blocks, address) {
+        let arena_of = |block: &Block| self.lists.get(block.list).arena;
+        let is_own = |block: &Block| !self.arenas[arena_of(block) as usize].supplied;
+        let first = match self.address_map.get(&self.blocks, address) {
             NONE => None,
             start => Some(&self.blocks[start]).filter(|it| is_own(it)),
         };
         let block = first.or_else(|| {
             let blocks = self.blocks.iter().map(|(_, block)| block);
             blocks
-                .filter(|it| it.state == State::Live || group_of(it) != SHARED)
+                .filter(|it| it.state == State::Live || arena_of(it) != SHARED_ARENA)
                 .find(|it| (it.address..it.end()).contains(&address) && is_own(it))
         })?;
-        let private = group_of(block) != SHARED;
-        let plain = self.is_plain_group(group_of(block));
+        let private = arena_of(block) != SHARED_ARENA;
+        let plain = self.is_plain_arena(arena_of(block));
         let mut found = self.found(block);
         if private && !plain {
             let first = self.first_of_run(block);
@@ -115,18 +115,18 @@ impl<G: Gpu> Pool<G> {
             start: block.address,
             size: block.size,
             requested: block.detail,
-            stream: self.slots.get(block.slot).key,
+            stream: self.lists.get(block.list).key,
         }
     }
 
     /// The memory behind the block in use that holds the byte at `address`.
     pub fn backing(&self, address: u64) -> Option<Backing> {
         let block = self.live_around(address)?;
-        let id = self.slots.get(block.slot).group;
-        let group = &self.groups[id as usize];
-        if self.is_plain_group(id) {
+        let id = self.lists.get(block.list).arena;
+        let arena = &self.arenas[id as usize];
+        if self.is_plain_arena(id) {
             let first = self.first_of_run(block);
-            let size = *group.segments.get(&first.address)?;
+            let size = *arena.segments.get(&first.address)?;
             return Some(Backing {
                 start: first.address,
                 parts: vec![(first.address, size)],
@@ -140,18 +140,18 @@ impl<G: Gpu> Pool<G> {
     pub fn backing_of_run(&self, address: u64) -> Option<Backing> {
         let blocks = self.blocks.iter().map(|(_, block)| block);
         let mut blocks = blocks.filter(|it| {
-            let group = self.slots.get(it.slot).group;
-            group != SHARED && !self.is_plain_group(group)
+            let arena = self.lists.get(it.list).arena;
+            arena != SHARED_ARENA && !self.is_plain_arena(arena)
         });
         let block = blocks.find(|it| (it.address..it.end()).contains(&address))?;
         let run = self.allocation_around(block.address)?.found;
-        let id = self.slots.get(block.slot).group;
+        let id = self.lists.get(block.list).arena;
         self.chunks_behind(id, run.start, run.start + run.size)
     }
 
-    /// The chunks that mapped memory of a group lies in.
-    fn chunks_behind(&self, id: GroupId, from: u64, to: u64) -> Option<Backing> {
-        let chunks = &self.groups[id as usize].chunks;
+    /// The chunks that mapped memory of an arena lies in.
+    fn chunks_behind(&self, id: ArenaId, from: u64, to: u64) -> Option<Backing> {
+        let chunks = &self.arenas[id as usize].chunks;
         let chunk = |address| Some(chunks.get(chunks.at(address)?));
         let (start, mut end) = (chunk(from)?.home, from);
         let mut parts = Vec::new();
@@ -169,7 +169,7 @@ impl<G: Gpu> Pool<G> {
 
     /// Where each chunk is at home, by its handle.
     pub fn homes(&self) -> HashMap<u64, u64> {
-        let chunks = self.groups.iter().flat_map(|group| group.chunks.iter());
+        let chunks = self.arenas.iter().flat_map(|arena| arena.chunks.iter());
         chunks.map(|chunk| (chunk.handle, chunk.home)).collect()
     }
 

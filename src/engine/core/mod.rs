@@ -1,5 +1,5 @@
 //! The pool: which bytes are whose. Pure policy over the [`Gpu`] seam: nothing here locks or calls CUDA. Of
-//! unsafe code there is what finds a node by its name (`block`), and two promises: a node and a slot may begin
+//! unsafe code there is what finds a node by its name (`block`), and two promises: a node and a free list may begin
 //! as zeros.
 //!
 //! Physical memory and addresses are two things. Physical memory comes in *chunks*; a chunk is
@@ -35,14 +35,14 @@ mod segments;
 mod stream_lists;
 mod trim;
 
-pub use arena::{GroupId, SHARED};
+pub use arena::{ArenaId, SHARED_ARENA};
 pub use check::Broken;
 pub use counters::{Class, Counters, Events, Flow, Origin, Tally, Usage};
 pub use gpu::{Event, Gpu, Handle, Refusal};
 pub use inspect::{Allocation, Backing, Found};
 pub use journal::{Happening, Journal};
-pub use pool::{Handed, Lists, Live, Policy, Pool, Shortage, Tuning, Unknown};
-pub use restore::Unplaced;
+pub use pool::{Allocated, Live, Metadata, Policy, Pool, Shortage, Tuning, Unknown};
+pub use restore::Occupied;
 pub use segments::{Piece, Segment};
 pub use stream_lists::{ALL_STREAMS, StreamKey, UNORDERED};
 
@@ -50,7 +50,7 @@ pub use stream_lists::{ALL_STREAMS, StreamKey, UNORDERED};
 /// allocator (`kMinBlockSize` in its `CUDACachingAllocator`).
 pub const BLOCK: u64 = 512;
 
-/// Bytes of the block that a request for `size` bytes gets, where no hole is handed out whole.
+/// Bytes of the block that a request for `size` bytes gets, where no free block is handed out whole.
 #[inline(always)]
 pub const fn block_size(size: u64) -> u64 {
     let least = if size == 0 { 1 } else { size };

@@ -3,8 +3,8 @@
 //! [`Pool::allocate`] is the ladder, a comment a step. The first step, a best fit that is free
 //! already, is the fast path: a look-up in two sets of bins, a split and a hash insertion.
 
-use super::address_map::{Spot, Table};
-use super::arena::{Due, Group, GroupId, SHARED};
+use super::address_map::{AddressMap, MapIndex};
+use super::arena::{Arena, ArenaId, PendingArenas, SHARED_ARENA};
 use super::block::{Block, BlockId, Blocks, Marks, NONE, Nodes, State, VACANT, absorb_next};
 use super::chunk::ChunkId;
 use super::counters::{Counters, Origin, Tally};
@@ -12,9 +12,9 @@ use super::deferred_free::Deferred;
 use super::epoch::Epochs;
 use super::gpu::{Gpu, Refusal};
 use super::journal::Journal;
-use super::purge::Rest;
-use super::remap_budget::Effort;
-use super::stream_lists::{ALL_STREAMS, Slots, StreamKey, UNORDERED};
+use super::purge::Purge;
+use super::remap_budget::RemapBudget;
+use super::stream_lists::{ALL_STREAMS, FreeLists, StreamKey, UNORDERED};
 use super::{LARGEST_REQUEST, block_size};
 use std::collections::HashMap;
 
@@ -36,7 +36,7 @@ pub struct Policy {
 pub struct Tuning {
     /// How far reserved memory may exceed the highest live figure, in thousandths, before free
     /// chunks are moved rather than new ones created. Nine keeps every recorded trace within 1 %
-    /// where the holes allow it (`tests/replay.rs`).
+    /// where the free blocks allow it (`tests/replay.rs`).
     pub slack: u64,
     /// The share of what is held that growth makes one chunk of: costs are per chunk, waste is per
     /// chunk size, and about a thousandth keeps both in proportion. gpt2_varlen in `tests/traces` then
@@ -88,12 +88,12 @@ pub struct Unknown;
 #[derive(Clone, Copy)]
 pub struct Live {
     pub(super) id: BlockId,
-    /// Where it is in the table, until that is next changed.
-    spot: Spot,
+    /// Where it is in the address map, until that is next changed.
+    spot: MapIndex,
     /// Bytes asked for.
     pub requested: u64,
-    /// The slot of the stream that it was allocated on.
-    pub slot: u16,
+    /// The free list of the stream that it was allocated on.
+    pub list: u16,
 }
 
 impl Live {
@@ -106,27 +106,27 @@ impl Live {
 
 /// Memory that was handed out.
 #[derive(Clone, Copy, Debug)]
-pub struct Handed {
+pub struct Allocated {
     /// Where it starts.
     pub address: u64,
-    /// The slot of the stream that it is for.
-    pub slot: u16,
+    /// The free list of the stream that it is for.
+    pub list: u16,
 }
 
 /// What a pool keeps its books in.
-pub struct Lists {
+pub struct Metadata {
     blocks: Blocks,
-    table: Table,
-    slots: Slots,
+    address_map: AddressMap,
+    lists: FreeLists,
 }
 
-impl Lists {
+impl Metadata {
     /// Empty ones. `None` where the process may not have the addresses for them, some 4 GiB.
     pub fn new() -> Option<Self> {
-        Some(Lists {
+        Some(Metadata {
             blocks: Blocks::new()?,
-            table: Table::new()?,
-            slots: Slots::new()?,
+            address_map: AddressMap::new()?,
+            lists: FreeLists::new()?,
         })
     }
 }
@@ -137,9 +137,9 @@ pub struct Pool<G> {
     pub(super) policy: Policy,
     pub(super) granularity: u64,
     pub(super) blocks: Blocks,
-    pub(super) table: Table,
-    pub(super) slots: Slots,
-    pub(super) groups: Vec<Group>,
+    pub(super) address_map: AddressMap,
+    pub(super) lists: FreeLists,
+    pub(super) arenas: Vec<Arena>,
     /// Other streams that use a block which is in use.
     pub(super) uses: HashMap<BlockId, Vec<StreamKey>>,
     /// Freed blocks that wait for those, in the order of being freed.
@@ -147,55 +147,55 @@ pub struct Pool<G> {
     /// Allocations since the first of them was deferred, or any came free.
     pub(super) looks: u64,
     pub(super) epochs: Epochs,
-    pub(super) rest: Rest,
-    pub(super) effort: Effort,
+    pub(super) purge: Purge,
+    pub(super) remap_budget: RemapBudget,
     pub(super) counters: Tally,
     pub(super) journal: Journal,
     /// Supplied segments that are not needed any more, by address and size.
     pub(super) returned: Vec<(u64, u64)>,
-    /// Groups that nobody uses any more and that can be used again.
-    closed: Vec<GroupId>,
-    pub(super) due: Due,
-    /// Scratch: chunks to move and the holes they lie in, ascending inside a hole.
+    /// Arenas that nobody uses any more and that can be used again.
+    closed: Vec<ArenaId>,
+    pub(super) pending: PendingArenas,
+    /// Scratch: chunks to move and the free blocks they lie in, ascending inside a free block.
     pub(super) chosen: Vec<(BlockId, ChunkId)>,
 }
 
 impl<G: Gpu> Pool<G> {
     /// An empty pool. Takes nothing from the GPU yet.
-    pub fn new(gpu: G, policy: Policy, lists: Lists) -> Self {
-        let Lists {
+    pub fn new(gpu: G, policy: Policy, metadata: Metadata) -> Self {
+        let Metadata {
             blocks,
-            table,
-            mut slots,
-        } = lists;
+            address_map,
+            mut lists,
+        } = metadata;
         let granularity = if policy.expandable {
             gpu.granularity()
         } else {
             0
         };
-        // The first slot of all can always be had.
-        let idle = slots.add_idle(SHARED).unwrap_or_default();
-        let mut shared = Group::new(idle, granularity, false);
+        // The first free list of all can always be had.
+        let idle = lists.add_idle(SHARED_ARENA).unwrap_or_default();
+        let mut shared = Arena::new(idle, granularity, false);
         shared.watched = policy.waits;
         Pool {
             gpu,
             policy,
             granularity,
             blocks,
-            table,
-            slots,
-            groups: vec![shared],
+            address_map,
+            lists,
+            arenas: vec![shared],
             uses: HashMap::new(),
             deferred: Vec::new(),
             looks: 0,
             epochs: Epochs::new(),
-            rest: Rest::default(),
-            effort: Effort::new(),
+            purge: Purge::default(),
+            remap_budget: RemapBudget::new(),
             counters: Tally::default(),
             journal: Journal::default(),
             returned: Vec::new(),
             closed: Vec::new(),
-            due: Due::default(),
+            pending: PendingArenas::default(),
             chosen: Vec::new(),
         }
     }
@@ -208,31 +208,31 @@ impl<G: Gpu> Pool<G> {
         size: u64,
         requested: u64,
         stream: StreamKey,
-        group: GroupId,
+        arena: ArenaId,
         origin: Origin,
-    ) -> Result<Handed, Shortage> {
+    ) -> Result<Allocated, Shortage> {
         if size > LARGEST_REQUEST {
-            return Err(self.shortage(size, group, Refusal::OutOfMemory));
+            return Err(self.shortage(size, arena, Refusal::OutOfMemory));
         }
-        if let Some(handed) = self.allocate_free(size, requested, stream, group, origin) {
-            return Ok(handed);
+        if let Some(allocated) = self.allocate_free(size, requested, stream, arena, origin) {
+            return Ok(allocated);
         }
         let size = block_size(size);
-        let Some(slot) = self.slots.of(stream, group) else {
-            return Err(self.shortage(size, group, Refusal::OutOfMemory));
+        let Some(list) = self.lists.of(stream, arena) else {
+            return Err(self.shortage(size, arena, Refusal::OutOfMemory));
         };
-        let hole = self.find_harder(size, slot)?;
-        let size = self.taken(hole, size, group);
-        let address = self.hand_out(hole, size, requested, slot, group, origin);
-        let address = address.ok_or_else(|| self.shortage(size, group, Refusal::OutOfMemory))?;
-        Ok(Handed { address, slot })
+        let free_block = self.find_harder(size, list)?;
+        let size = self.taken(free_block, size, arena);
+        let address = self.hand_out(free_block, size, requested, list, arena, origin);
+        let address = address.ok_or_else(|| self.shortage(size, arena, Refusal::OutOfMemory))?;
+        Ok(Allocated { address, list })
     }
 
-    /// How much of a hole a block of this size takes.
+    /// How much of a free block a block of this size takes.
     #[inline(always)]
-    fn taken(&self, hole: BlockId, size: u64, group: GroupId) -> u64 {
-        match group != SHARED && self.groups[group as usize].whole {
-            true => self.blocks[hole].size,
+    fn taken(&self, free_block: BlockId, size: u64, arena: ArenaId) -> u64 {
+        match arena != SHARED_ARENA && self.arenas[arena as usize].whole {
+            true => self.blocks[free_block].size,
             false => size,
         }
     }
@@ -247,61 +247,61 @@ impl<G: Gpu> Pool<G> {
         size: u64,
         requested: u64,
         stream: StreamKey,
-        group: GroupId,
+        arena: ArenaId,
         origin: Origin,
-    ) -> Option<Handed> {
+    ) -> Option<Allocated> {
         if size > LARGEST_REQUEST {
             return None;
         }
         let size = block_size(size);
-        let slot = self.slots.of(stream, group)?;
-        let mut hole = self.hit(size, slot)?;
-        if self.poll_now_and_then(slot, self.groups[group as usize].reserved) {
-            hole = self.hit_again(size, slot)?;
+        let list = self.lists.of(stream, arena)?;
+        let mut free_block = self.hit(size, list)?;
+        if self.poll_now_and_then(list, self.arenas[arena as usize].reserved) {
+            free_block = self.hit_again(size, list)?;
         }
-        let size = self.taken(hole, size, group);
-        let address = self.hand_out(hole, size, requested, slot, group, origin)?;
-        Some(Handed { address, slot })
+        let size = self.taken(free_block, size, arena);
+        let address = self.hand_out(free_block, size, requested, list, arena, origin)?;
+        Some(Allocated { address, list })
     }
 
     #[inline(always)]
     fn hand_out(
         &mut self,
-        hole: BlockId,
+        free_block: BlockId,
         size: u64,
         requested: u64,
-        slot: u16,
-        group: GroupId,
+        list: u16,
+        arena: ArenaId,
         origin: Origin,
     ) -> Option<u64> {
-        let id = self.take(hole, size)?;
-        Some(self.begin_use(id, requested, slot, group, origin))
+        let id = self.take(free_block, size)?;
+        Some(self.mark_live(id, requested, list, arena, origin))
     }
 
-    /// A node that is no hole any more becomes a block of the slot's stream, which is of this group. Answers
+    /// A node that is no free block any more becomes a block of the free list's stream, which is of this arena. Answers
     /// its address.
     #[inline(always)]
-    pub(super) fn begin_use(
+    pub(super) fn mark_live(
         &mut self,
         id: BlockId,
         requested: u64,
-        slot: u16,
-        group: GroupId,
+        list: u16,
+        arena: ArenaId,
         origin: Origin,
     ) -> u64 {
         let block = &mut self.blocks[id];
-        (block.state, block.slot, block.detail) = (State::Live, slot, requested);
+        (block.state, block.list, block.detail) = (State::Live, list, requested);
         // A free block has none.
         if origin != Origin::Allocator {
             block.marks = Marks::of(origin);
         }
         let (address, size) = (block.address, block.size);
-        self.table.insert(&mut self.blocks, id);
+        self.address_map.insert(&mut self.blocks, id);
         self.counters.allocated(origin, size, requested);
-        self.slots.get_mut(slot).live += 1;
-        let group = &mut self.groups[group as usize];
-        group.live += size;
-        group.highest = group.highest.max(group.live);
+        self.lists.get_mut(list).live += 1;
+        let arena = &mut self.arenas[arena as usize];
+        arena.live += size;
+        arena.highest = arena.highest.max(arena.live);
         address
     }
 
@@ -309,37 +309,37 @@ impl<G: Gpu> Pool<G> {
     /// is done. Returns its size.
     #[inline]
     pub fn free(&mut self, address: u64) -> Result<u64, Unknown> {
-        let live = self.look_up(address).ok_or(Unknown)?;
+        let live = self.find_live(address).ok_or(Unknown)?;
         Ok(self.free_live(live))
     }
 
     /// The block in use that starts at `address`.
     #[inline(always)]
-    pub fn look_up(&self, address: u64) -> Option<Live> {
-        let (id, spot) = self.table.find(&self.blocks, address)?;
+    pub fn find_live(&self, address: u64) -> Option<Live> {
+        let (id, spot) = self.address_map.find(&self.blocks, address)?;
         let block = &self.blocks[id];
         Some(Live {
             id,
             spot,
             requested: block.detail,
-            slot: block.slot,
+            list: block.list,
         })
     }
 
     /// The stream that a block was allocated on.
     #[inline]
     pub fn owner_of(&self, live: &Live) -> StreamKey {
-        self.slots.get(live.slot).key
+        self.lists.get(live.list).key
     }
 
     /// Takes a block back that was looked up since the pool was last changed. Returns its size.
     #[inline(always)]
     pub fn free_live(&mut self, Live { id, spot, .. }: Live) -> u64 {
-        self.table.remove(&mut self.blocks, id, spot);
+        self.address_map.remove(&mut self.blocks, id, spot);
         let &Block {
             size,
             detail,
-            slot,
+            list,
             marks,
             ..
         } = &self.blocks[id];
@@ -347,9 +347,9 @@ impl<G: Gpu> Pool<G> {
             Marks::NONE => self.counters.freed(Origin::Allocator, size, detail),
             _ => self.counters.freed_by(marks.origin(), size, detail),
         }
-        let owner = self.slots.get_mut(slot);
-        let group = &mut self.groups[owner.group as usize];
-        group.live -= size;
+        let owner = self.lists.get_mut(list);
+        let arena = &mut self.arenas[owner.arena as usize];
+        arena.live -= size;
         if marks.is_shared() {
             self.defer(id);
             return size;
@@ -357,42 +357,42 @@ impl<G: Gpu> Pool<G> {
         owner.live -= 1;
         let epoch = self.epochs.tick(size);
         let before = std::mem::replace(&mut owner.freed, epoch);
-        if group.watched {
+        if arena.watched {
             self.note_free(id, before);
-            self.add_hole(id, slot, epoch);
+            self.add_free(id, list, epoch);
             return size;
         }
-        let (tail, idle) = (&mut group.tail, owner.idle);
-        let (blocks, slots, counters) = (&mut self.blocks, &mut self.slots, &mut self.counters);
-        join_holes(blocks, slots, counters, tail, idle, (id, slot, epoch));
+        let (tail, idle) = (&mut arena.tail, owner.idle);
+        let (blocks, lists, counters) = (&mut self.blocks, &mut self.lists, &mut self.counters);
+        coalesce(blocks, lists, counters, tail, idle, (id, list, epoch));
         size
     }
 
-    /// A block is freed in a group of which that is noted; `before` is what was freed before it without a
+    /// A block is freed in an arena of which that is noted; `before` is what was freed before it without a
     /// note of its place.
     #[cold]
     #[inline(never)]
     pub(super) fn note_free(&mut self, id: BlockId, before: u64) {
         let block = self.blocks[id];
-        let slot = self.slots.get_mut(block.slot);
-        let group = &mut self.groups[slot.group as usize];
-        if slot.group != SHARED {
-            self.due.note_free(group, slot.group, &self.gpu);
+        let list = self.lists.get_mut(block.list);
+        let arena = &mut self.arenas[list.arena as usize];
+        if list.arena != SHARED_ARENA {
+            self.pending.note_free(arena, list.arena, &self.gpu);
             return;
         }
         if !self.epochs.is_exact() {
-            group.watched = false;
+            arena.watched = false;
             return;
         }
         let alone = !self.has_several_streams();
-        let slot = self.slots.get_mut(block.slot);
-        if slot.key == UNORDERED || alone {
+        let list = self.lists.get_mut(block.list);
+        if list.key == UNORDERED || alone {
             return;
         }
         let range = (block.address, block.end());
         let worth = !self.epochs.by_another;
-        if self.epochs.note_free(slot.key, range, worth, &mut self.gpu) {
-            slot.freed = before;
+        if self.epochs.note_free(list.key, range, worth, &mut self.gpu) {
+            list.freed = before;
         }
     }
 
@@ -406,17 +406,19 @@ impl<G: Gpu> Pool<G> {
     /// The stream that the block at `address` was allocated on.
     #[inline]
     pub fn stream_of(&self, address: u64) -> Option<StreamKey> {
-        self.look_up(address).map(|live| self.owner_of(&live))
+        self.find_live(address).map(|live| self.owner_of(&live))
     }
 
     /// The size of the block that starts at `address`.
     pub fn size_of(&self, address: u64) -> Option<u64> {
-        self.look_up(address).map(|live| self.blocks[live.id].size)
+        self.find_live(address)
+            .map(|live| self.blocks[live.id].size)
     }
 
     /// Whether the block that starts at `address` will have to wait for other streams once freed.
     pub fn is_shared(&self, address: u64) -> bool {
-        self.look_up(address).is_some_and(|live| self.shares(&live))
+        self.find_live(address)
+            .is_some_and(|live| self.shares(&live))
     }
 
     /// The same of a block that was looked up.
@@ -460,142 +462,145 @@ impl<G: Gpu> Pool<G> {
         &mut self.gpu
     }
 
-    /// Bytes of host memory that the nodes of blocks and the table take, in use or not.
+    /// Bytes of host memory that the nodes of blocks and the address map take, in use or not.
     pub fn node_bytes(&self) -> usize {
-        self.blocks.bytes() + self.table.bytes()
+        self.blocks.bytes() + self.address_map.bytes()
     }
 
     /// Bytes of addresses held, mapped or not.
     pub fn addresses(&self) -> u64 {
-        self.groups.iter().map(|group| group.space.reserved()).sum()
+        self.arenas
+            .iter()
+            .map(|arena| arena.addresses.reserved())
+            .sum()
     }
 
-    /// A new group, which shares no memory with others, and whose memory is `supplied`
+    /// A new arena, which shares no memory with others, and whose memory is `supplied`
     /// ([`Pool::supply`]) or the driver's. `None` when there are too many.
-    pub fn open_group(&mut self, supplied: bool) -> Option<GroupId> {
+    pub fn open_arena(&mut self, supplied: bool) -> Option<ArenaId> {
         let vacant = self.closed.last().copied();
         let id = match vacant {
             Some(id) => id,
-            None => GroupId::try_from(self.groups.len()).ok()?,
+            None => ArenaId::try_from(self.arenas.len()).ok()?,
         };
-        let mut group = Group::new(self.slots.add_idle(id)?, self.granularity, supplied);
-        group.watched = true;
+        let mut arena = Arena::new(self.lists.add_idle(id)?, self.granularity, supplied);
+        arena.watched = true;
         match vacant {
             Some(id) => {
                 self.closed.pop();
-                self.groups[id as usize] = group;
+                self.arenas[id as usize] = arena;
             }
-            None => self.groups.push(group),
+            None => self.arenas.push(arena),
         }
         Some(id)
     }
 
-    /// Nobody allocates from the group any more. Its memory is given back now as far as it is free,
+    /// Nobody allocates from the arena any more. Its memory is given back now as far as it is free,
     /// and the rest at a later call that may wait for the device, once it is.
-    pub fn close_group(&mut self, id: GroupId) {
-        let group = &mut self.groups[id as usize];
-        (group.closing, group.watched) = (true, true);
-        self.due.ripe.push(id);
+    pub fn close_arena(&mut self, id: ArenaId) {
+        let arena = &mut self.arenas[id as usize];
+        (arena.closing, arena.watched) = (true, true);
+        self.pending.ripe.push(id);
         self.trim_closing();
     }
 
-    /// Gives back what closing groups hold, if that may have become more. Waits for the device; in a
+    /// Gives back what closing arenas hold, if that may have become more. Waits for the device; in a
     /// capture, where it may not, it does nothing and is due again.
     pub fn trim_closing(&mut self) {
-        if self.due.ripe.is_empty() || !self.gpu.synchronize() {
+        if self.pending.ripe.is_empty() || !self.gpu.synchronize() {
             return;
         }
         self.note_settled();
-        self.trim_ripe(self.due.ripe.len());
+        self.trim_ripe(self.pending.ripe.len());
     }
 
     /// The same of what the device is known to have done with. Never waits.
-    fn trim_closing_done(&mut self) {
-        if self.due.ripe.is_empty() || !self.gpu.may_wait() {
+    fn trim_closing_completed(&mut self) {
+        if self.pending.ripe.is_empty() || !self.gpu.may_wait() {
             return;
         }
-        if self.due.marked == (0, 0) {
+        if self.pending.marked == (0, 0) {
             // A graph may have been replayed since the last free: the event has to come after that.
             let epoch = self.epochs.tick(0);
             if !self.epochs.cover(ALL_STREAMS, epoch, &mut self.gpu) {
                 return;
             }
-            self.due.marked = (epoch, self.due.ripe.len());
+            self.pending.marked = (epoch, self.pending.ripe.len());
         }
         self.epochs.poll_stream(ALL_STREAMS, &mut self.gpu);
-        let (epoch, count) = self.due.marked;
+        let (epoch, count) = self.pending.marked;
         if self.epochs.completed(ALL_STREAMS) >= epoch {
-            self.trim_ripe(count.min(self.due.ripe.len()));
+            self.trim_ripe(count.min(self.pending.ripe.len()));
         }
     }
 
-    /// The first of the groups that may have become free, whose work is done.
+    /// The first of the arenas that may have become free, whose work is done.
     fn trim_ripe(&mut self, count: usize) {
-        self.due.marked = (0, 0);
-        let later = self.due.ripe.split_off(count);
-        let ripe = std::mem::replace(&mut self.due.ripe, later);
+        self.pending.marked = (0, 0);
+        let later = self.pending.ripe.split_off(count);
+        let ripe = std::mem::replace(&mut self.pending.ripe, later);
         for id in ripe {
-            let group = &self.groups[id as usize];
-            // The group of that number may have gone since.
-            if !group.closing || group.closed {
+            let arena = &self.arenas[id as usize];
+            // The arena of that number may have gone since.
+            if !arena.closing || arena.closed {
                 continue;
             }
-            if !group.captured {
+            if !arena.captured {
                 self.trim(id);
                 self.finish_closing(id);
             }
-            let group = &mut self.groups[id as usize];
-            if !group.closed && (group.captured || group.live == 0) {
+            let arena = &mut self.arenas[id as usize];
+            if !arena.closed && (arena.captured || arena.live == 0) {
                 // A capture may use it, or the driver did not take all of it back.
-                self.due.list(group, id);
+                self.pending.list_unripe(arena, id);
             }
         }
         // Blocks that waited have come free meanwhile.
-        let groups = &self.groups;
-        self.due.ripe.retain(|id| !groups[*id as usize].closed);
+        let arenas = &self.arenas;
+        self.pending.ripe.retain(|id| !arenas[*id as usize].closed);
     }
 
-    /// All that closing groups have free is to be given back, from now on also what was freed during a
+    /// All that closing arenas have free is to be given back, from now on also what was freed during a
     /// capture.
     pub(super) fn let_closing_go(&mut self) {
-        for id in std::mem::take(&mut self.due.unripe) {
-            let group = &mut self.groups[id as usize];
-            (group.listed, group.captured) = (false, false);
-            self.due.ripe.push(id);
+        for id in std::mem::take(&mut self.pending.unripe) {
+            let arena = &mut self.arenas[id as usize];
+            (arena.listed, arena.captured) = (false, false);
+            self.pending.ripe.push(id);
         }
     }
 
     /// What streams have done with of a private pool becomes idle. True if there was any.
-    fn release_group(&mut self, id: GroupId) -> bool {
-        id != SHARED && self.release_completed(id)
+    fn release_arena(&mut self, id: ArenaId) -> bool {
+        id != SHARED_ARENA && self.release_completed(id)
     }
 
-    /// A group's holes whose work is done become idle, if more of it may be than when this was last asked.
+    /// An arena's free blocks whose work is done become idle, if more of it may be than when this was last asked.
     /// True if there were any.
-    pub(super) fn release_completed(&mut self, id: GroupId) -> bool {
+    pub(super) fn release_completed(&mut self, id: ArenaId) -> bool {
         let advances = self.epochs.advances;
-        std::mem::replace(&mut self.groups[id as usize].released, advances) != advances
-            && self.release_slots(id, |epochs, key| epochs.completed(key))
+        std::mem::replace(&mut self.arenas[id as usize].released, advances) != advances
+            && self.release_lists(id, |epochs, key| epochs.completed(key))
     }
 
-    /// The same of all holes of a group: the device has done all its work.
-    pub(super) fn release_all(&mut self, id: GroupId) -> bool {
-        self.release_slots(id, |_, _| u64::MAX)
+    /// The same of all free blocks of an arena: the device has done all its work.
+    pub(super) fn release_all(&mut self, id: ArenaId) -> bool {
+        self.release_lists(id, |_, _| u64::MAX)
     }
 
-    fn release_slots(
+    fn release_lists(
         &mut self,
-        id: GroupId,
+        id: ArenaId,
         completed: impl Fn(&Epochs, StreamKey) -> u64,
     ) -> bool {
-        let slots = self.slots.streams_of(id);
-        let slots = slots.filter(|(_, it)| !it.bins.is_empty());
-        let slots: Vec<(u16, u64)> = slots
-            .map(|(slot, it)| (slot, completed(&self.epochs, it.key)))
+        let lists = self.lists.streams_of(id);
+        let lists = lists.filter(|(_, it)| !it.bins.is_empty());
+        let lists: Vec<(u16, u64)> = lists
+            .map(|(list, it)| (list, completed(&self.epochs, it.key)))
             .collect();
         let mut changed = false;
-        for (slot, completed) in slots {
-            changed |= self.release(slot, completed);
+        for (list, completed) in lists {
+            changed |= self.release(list, completed);
         }
         changed
     }
@@ -603,36 +608,36 @@ impl<G: Gpu> Pool<G> {
     /// Gives everything back that can be, addresses too. For when nobody uses the pool any more.
     pub fn shut(&mut self) {
         self.trim_all(None);
-        for group in &mut self.groups {
-            if group.reserved == 0 && group.chunks.stale.is_empty() {
-                group.release_addresses(&mut self.gpu);
+        for arena in &mut self.arenas {
+            if arena.reserved == 0 && arena.chunks.stale.is_empty() {
+                arena.release_addresses(&mut self.gpu);
             }
         }
     }
 
-    /// Lets a closing group go that holds nothing any more.
-    fn finish_closing(&mut self, id: GroupId) {
-        let group = &mut self.groups[id as usize];
-        if !group.closing || group.closed || group.reserved > 0 || group.live > 0 {
+    /// Lets a closing arena go that holds nothing any more.
+    fn finish_closing(&mut self, id: ArenaId) {
+        let arena = &mut self.arenas[id as usize];
+        if !arena.closing || arena.closed || arena.reserved > 0 || arena.live > 0 {
             return;
         }
-        group.release_addresses(&mut self.gpu);
-        (group.abandoned, group.closed) = (0, true);
-        self.slots.remove_group(id);
+        arena.release_addresses(&mut self.gpu);
+        (arena.abandoned, arena.closed) = (0, true);
+        self.lists.remove_arena(id);
         self.closed.push(id);
     }
 
-    /// Whether a request for `size` bytes from the group would be met at once, on every stream.
-    pub fn has_idle(&self, size: u64, group: GroupId) -> bool {
-        let idle = self.groups[group as usize].idle;
-        self.slots.get(idle).bins.best(&self.blocks, size) != NONE
+    /// Whether a request for `size` bytes from the arena would be met at once, on every stream.
+    pub fn has_idle(&self, size: u64, arena: ArenaId) -> bool {
+        let idle = self.arenas[arena as usize].idle;
+        self.lists.get(idle).bins.best(&self.blocks, size) != NONE
     }
 
     /// Bytes of the largest free range, whoever's it is.
     pub fn largest_free(&self) -> u64 {
-        self.slots
+        self.lists
             .iter()
-            .flat_map(|(_, slot)| [Some(&slot.bins), slot.resting.as_deref()])
+            .flat_map(|(_, list)| [Some(&list.bins), list.purgeable.as_deref()])
             .flatten()
             .map(|bins| bins.largest(&self.blocks))
             .filter(|id| *id != NONE)
@@ -643,59 +648,59 @@ impl<G: Gpu> Pool<G> {
 
     #[cold]
     #[inline(never)]
-    fn find_harder(&mut self, size: u64, slot: u16) -> Result<BlockId, Shortage> {
-        self.gpu.attend(Some(self.slots.get(slot).key));
-        let hole = self.climb(size, slot);
+    fn find_harder(&mut self, size: u64, list: u16) -> Result<BlockId, Shortage> {
+        self.gpu.attend(Some(self.lists.get(list).key));
+        let free_block = self.climb(size, list);
         self.gpu.attend(None);
-        hole
+        free_block
     }
 
-    fn climb(&mut self, size: u64, slot: u16) -> Result<BlockId, Shortage> {
-        // What was put to rest because nobody wanted it for long.
-        if self.wake(size, slot)
-            && let Some(hole) = self.hit(size, slot)
+    fn climb(&mut self, size: u64, list: u16) -> Result<BlockId, Shortage> {
+        // What was made purgeable because nobody wanted it for long.
+        if self.reclaim(size, list)
+            && let Some(free_block) = self.hit(size, list)
         {
-            return Ok(hole);
+            return Ok(free_block);
         }
         // 2. What other streams' passed events have made idle.
-        let group = self.slots.get(slot).group;
-        if (self.advance(slot) | self.release_group(group))
-            && let Some(hole) = self.hit(size, slot)
+        let arena = self.lists.get(list).arena;
+        if (self.advance(list) | self.release_arena(arena))
+            && let Some(free_block) = self.hit(size, list)
         {
-            return Ok(hole);
+            return Ok(free_block);
         }
-        self.want_exact(slot);
-        self.trim_closing_done();
+        self.want_exact(list);
+        self.trim_closing_completed();
         // 3 to 5. Growth within a hair of the highest live figure; memory of other streams, behind a wait on
         // the GPU; free chunks moved to where they are needed; growth beyond, up to the limit.
-        match self.extend(size, slot) {
-            Ok(hole) => return Ok(hole),
+        match self.extend(size, list) {
+            Ok(free_block) => return Ok(free_block),
             Err(refusal @ Refusal::Unsupplied(_)) => {
-                return Err(self.shortage(size, self.slots.get(slot).group, refusal));
+                return Err(self.shortage(size, self.lists.get(list).arena, refusal));
             }
             Err(Refusal::Failed(_)) => self.counters.driver_errors += 1,
             Err(_) => {}
         }
         // 6. Memory of other streams, behind a wait on the GPU.
-        if let Some(hole) = self.reuse_across_streams(size, slot) {
-            return Ok(hole);
+        if let Some(free_block) = self.reuse_across_streams(size, list) {
+            return Ok(free_block);
         }
         // 7. Waiting until everything free is idle, and giving back what plain segments allow.
         self.counters.alloc_retries += 1;
         self.settle();
-        if let Some(hole) = self.hit(size, slot) {
-            return Ok(hole);
+        if let Some(free_block) = self.hit(size, list) {
+            return Ok(free_block);
         }
-        if self.granularity == 0 && group == SHARED {
-            self.trim_segments(group);
+        if self.granularity == 0 && arena == SHARED_ARENA {
+            self.trim_segments(arena);
         }
-        self.extend(size, slot)
-            .map_err(|refusal| self.shortage(size, group, refusal))
+        self.extend(size, list)
+            .map_err(|refusal| self.shortage(size, arena, refusal))
     }
 
     /// What the pool looks like to a request that cannot be met. Looks at all free memory, but where more is to
     /// be supplied first.
-    pub fn shortage(&self, asked: u64, group: GroupId, refusal: Refusal) -> Shortage {
+    pub fn shortage(&self, asked: u64, arena: ArenaId, refusal: Refusal) -> Shortage {
         let [live, live_of_cuda] =
             [Origin::Allocator, Origin::Cuda].map(|origin| self.counters.in_use(origin));
         let (live, reserved) = (live, self.counters.held());
@@ -711,8 +716,8 @@ impl<G: Gpu> Pool<G> {
                 refusal,
             };
         }
-        let others = self.groups.iter().enumerate();
-        let others = others.filter(|(at, _)| *at != group as usize);
+        let others = self.arenas.iter().enumerate();
+        let others = others.filter(|(at, _)| *at != arena as usize);
         Shortage {
             asked,
             live: live + live_of_cuda,
@@ -720,8 +725,8 @@ impl<G: Gpu> Pool<G> {
             reserved: self.counters.held(),
             largest: self.largest_free(),
             elsewhere: others.map(|(_, it)| it.reserved - it.live).sum(),
-            chunk: match self.granularity > 0 && group == SHARED {
-                true => self.chunk_size(group),
+            chunk: match self.granularity > 0 && arena == SHARED_ARENA {
+                true => self.chunk_size(arena),
                 false => 0,
             },
             refusal,
@@ -730,26 +735,26 @@ impl<G: Gpu> Pool<G> {
 
     /// The best fit, counted as a request met from what was free.
     #[inline]
-    fn hit(&mut self, size: u64, slot: u16) -> Option<BlockId> {
-        let hole = self.fit(size, slot);
-        let found = hole != NONE;
+    fn hit(&mut self, size: u64, list: u16) -> Option<BlockId> {
+        let free_block = self.fit(size, list);
+        let found = free_block != NONE;
         self.counters.hits += u64::from(found);
-        found.then_some(hole)
+        found.then_some(free_block)
     }
 
     /// The same for a request that was met already, of which nothing has been taken yet.
     #[cold]
     #[inline(never)]
-    fn hit_again(&mut self, size: u64, slot: u16) -> Option<BlockId> {
+    fn hit_again(&mut self, size: u64, list: u16) -> Option<BlockId> {
         self.counters.hits -= 1;
-        self.hit(size, slot)
+        self.hit(size, list)
     }
 
-    /// The smallest hole of at least `size` bytes that the stream may use now.
+    /// The smallest free block of at least `size` bytes that the stream may use now.
     #[inline(always)]
-    pub(super) fn fit(&self, size: u64, slot: u16) -> BlockId {
-        let own = self.slots.get(slot);
-        let idle = &self.slots.get(own.idle).bins;
+    pub(super) fn fit(&self, size: u64, list: u16) -> BlockId {
+        let own = self.lists.get(list);
+        let idle = &self.lists.get(own.idle).bins;
         let own = own.bins.best(&self.blocks, size);
         if idle.is_empty() {
             return own;
@@ -764,86 +769,86 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// Cuts `size` bytes off one end of a hole. `None` where there is no node for the rest.
+    /// Cuts `size` bytes off one end of a free block. `None` where there is no node for the rest.
     #[inline(always)]
-    fn take(&mut self, hole: BlockId, size: u64) -> Option<BlockId> {
+    fn take(&mut self, free_block: BlockId, size: u64) -> Option<BlockId> {
         let Self {
             blocks,
-            slots,
+            lists,
             counters,
-            groups,
+            arenas,
             granularity,
             ..
         } = self;
-        let owner = slots.get_mut(blocks[hole].slot);
-        if blocks[hole].size == size {
-            counters.hole_removed(size);
-            owner.remove(blocks, hole);
-            return Some(hole);
+        let owner = lists.get_mut(blocks[free_block].list);
+        if blocks[free_block].size == size {
+            counters.free_block_removed(size);
+            owner.remove(blocks, free_block);
+            return Some(free_block);
         }
         let id = blocks.claim();
         if id == NONE {
             return None;
         }
         let nodes = &mut **blocks;
-        // The rest keeps the hole's node and its place in the order of being freed.
-        owner.bins.remove(nodes, hole);
-        let rest = &mut nodes[hole];
+        // The rest keeps the free block's node and its place in the order of being freed.
+        owner.bins.remove(nodes, free_block);
+        let rest = &mut nodes[free_block];
         let mut block = Block { size, ..VACANT };
-        counters.hole_cut(size);
-        let high = rest.size - size >= *granularity && cuts_better_high(rest, size, *granularity);
+        counters.free_block_shrunk(size);
+        let high = rest.size - size >= *granularity && splits_better_high(rest, size, *granularity);
         rest.size -= size;
         if high {
             block.address = rest.end();
-            (block.prev, block.next) = (hole, rest.next);
+            (block.prev, block.next) = (free_block, rest.next);
             rest.next = id;
             nodes[block.next].prev = id;
-            let tail = &mut groups[owner.group as usize].tail;
-            if *tail == hole {
+            let tail = &mut arenas[owner.arena as usize].tail;
+            if *tail == free_block {
                 *tail = id;
             }
         } else {
             block.address = rest.address;
-            (block.prev, block.next) = (rest.prev, hole);
+            (block.prev, block.next) = (rest.prev, free_block);
             rest.address += size;
             rest.prev = id;
             nodes[block.prev].next = id;
         }
         nodes[id] = block;
-        owner.bins.insert(nodes, hole);
+        owner.bins.insert(nodes, free_block);
         Some(id)
     }
 
-    /// A block that nothing but its own stream's earlier work uses becomes a hole of any slot of its
-    /// group that may use it, freed at this epoch of the slot's stream.
-    pub(super) fn retire_to(&mut self, id: BlockId, slot: u16, epoch: u64) {
-        let owner = self.slots.get_mut(self.blocks[id].slot);
+    /// A block that nothing but its own stream's earlier work uses becomes a free block of any free list of its
+    /// arena that may use it, freed at this epoch of the free list's stream.
+    pub(super) fn free_completed(&mut self, id: BlockId, list: u16, epoch: u64) {
+        let owner = self.lists.get_mut(self.blocks[id].list);
         owner.live -= 1;
-        let group = &mut self.groups[owner.group as usize];
-        if group.watched && owner.group != SHARED {
-            self.due.note_free(group, owner.group, &self.gpu);
+        let arena = &mut self.arenas[owner.arena as usize];
+        if arena.watched && owner.arena != SHARED_ARENA {
+            self.pending.note_free(arena, owner.arena, &self.gpu);
         }
-        self.add_hole(id, slot, epoch);
+        self.add_free(id, list, epoch);
     }
 
-    /// Puts a node back as a hole, joined with the holes beside it that it may be joined with.
-    pub(super) fn add_hole(&mut self, id: BlockId, slot: u16, epoch: u64) {
-        let owner = self.slots.get(slot);
-        let (tail, idle) = (&mut self.groups[owner.group as usize].tail, owner.idle);
-        let (blocks, slots, counters) = (&mut self.blocks, &mut self.slots, &mut self.counters);
-        join_holes(blocks, slots, counters, tail, idle, (id, slot, epoch));
+    /// Puts a node back as a free block, joined with the free blocks beside it that it may be joined with.
+    pub(super) fn add_free(&mut self, id: BlockId, list: u16, epoch: u64) {
+        let owner = self.lists.get(list);
+        let (tail, idle) = (&mut self.arenas[owner.arena as usize].tail, owner.idle);
+        let (blocks, lists, counters) = (&mut self.blocks, &mut self.lists, &mut self.counters);
+        coalesce(blocks, lists, counters, tail, idle, (id, list, epoch));
     }
 }
 
-/// Puts a node, which becomes a hole of this slot with this epoch, back among the holes.
+/// Puts a node, which becomes a free block of this free list with this epoch, back among the free blocks.
 #[inline(always)]
-fn join_holes(
+fn coalesce(
     blocks: &mut Blocks,
-    slots: &mut Slots,
+    lists: &mut FreeLists,
     counters: &mut Tally,
     tail: &mut BlockId,
     idle: u16,
-    (mut id, mut slot, mut epoch): (BlockId, u16, u64),
+    (mut id, mut list, mut epoch): (BlockId, u16, u64),
 ) {
     let (nodes, vacant) = blocks.parts();
     // Asked before anything is done: whether a neighbour is free cannot be predicted, and shows sooner so.
@@ -853,35 +858,35 @@ fn join_holes(
     // Whose a neighbour and the block are when joined, if they may be.
     let joined = |nodes: &Nodes, at: BlockId, own: (u16, u64)| {
         let beside = &nodes[at];
-        Some((beside.slot, join(own, (beside.slot, beside.detail), idle)?))
+        Some((beside.list, join(own, (beside.list, beside.detail), idle)?))
     };
     let (size, mut beside) = (nodes[id].size, 0);
-    if prev_free && let Some((other, both)) = joined(nodes, prev, (slot, epoch)) {
-        (slot, epoch) = both;
-        slots.get_mut(other).remove(nodes, prev);
+    if prev_free && let Some((other, both)) = joined(nodes, prev, (list, epoch)) {
+        (list, epoch) = both;
+        lists.get_mut(other).remove(nodes, prev);
         beside += 1;
         absorb_next(nodes, vacant, prev, tail);
         id = prev;
     }
-    if next_free && let Some((other, both)) = joined(nodes, next, (slot, epoch)) {
-        (slot, epoch) = both;
-        slots.get_mut(other).remove(nodes, next);
+    if next_free && let Some((other, both)) = joined(nodes, next, (list, epoch)) {
+        (list, epoch) = both;
+        lists.get_mut(other).remove(nodes, next);
         beside += 1;
         absorb_next(nodes, vacant, id, tail);
     }
-    counters.hole_joined(size, beside);
-    let hole = &mut nodes[id];
-    hole.state = State::Free;
-    hole.slot = slot;
-    hole.detail = epoch;
-    hole.marks = Marks::NONE;
-    slots.get_mut(slot).insert(nodes, id);
+    counters.free_block_coalesced(size, beside);
+    let free_block = &mut nodes[id];
+    free_block.state = State::Free;
+    free_block.list = list;
+    free_block.detail = epoch;
+    free_block.marks = Marks::NONE;
+    lists.get_mut(list).insert(nodes, id);
 }
 
-/// Whether more whole granules stay free if a block is cut off the high end of a hole than off the
+/// Whether more whole granules stay free if a block is cut off the high end of a free block than off the
 /// low end. Only whole free chunks can move, and chunks begin and end on granules.
 #[inline(always)]
-fn cuts_better_high(hole: &Block, size: u64, granularity: u64) -> bool {
+fn splits_better_high(free_block: &Block, size: u64, granularity: u64) -> bool {
     if granularity == 0 {
         return false;
     }
@@ -889,11 +894,12 @@ fn cuts_better_high(hole: &Block, size: u64, granularity: u64) -> bool {
     let shift = granularity.trailing_zeros();
     let whole =
         |start: u64, end: u64| (end >> shift).saturating_sub((start + granularity - 1) >> shift);
-    whole(hole.address, hole.end() - size) > whole(hole.address + size, hole.end())
+    whole(free_block.address, free_block.end() - size)
+        > whole(free_block.address + size, free_block.end())
 }
 
-/// The owner of two holes joined, each with the epoch of its freeing; `None` where two streams'
-/// holes would be joined, which neither could use without waiting for the other.
+/// The owner of two free blocks joined, each with the epoch of its freeing; `None` where two streams'
+/// free blocks would be joined, which neither could use without waiting for the other.
 #[inline(always)]
 pub(super) fn join(a: (u16, u64), b: (u16, u64), idle: u16) -> Option<(u16, u64)> {
     match (a.0, b.0) {

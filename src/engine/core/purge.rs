@@ -1,29 +1,29 @@
-//! Memory that nobody wants is put to rest, woken when somebody does, and given back to the driver
+//! Memory that nobody wants is made purgeable, reclaimed when somebody does, and given back to the driver
 //! when nobody did for long.
 //!
 //! Whole free chunks are taken out of their streams' bins, so that the quick way of an allocation does
-//! not see them and pays nothing for it. A request that finds no other hole comes by here before
-//! anything else is tried, and wakes no more chunks than it needs. So what is still at rest has been
+//! not see them and pays nothing for it. A request that finds no other free block comes by here before
+//! anything else is tried, and reclaims no more chunks than it needs. So what is still purgeable has been
 //! used by nobody since it was put there.
 //!
-//! Only everybody's memory is put to rest, and only where it is mapped: a captured graph goes on using
+//! Only everybody's memory is made purgeable, and only where it is mapped: a captured graph goes on using
 //! the addresses of its private pool, and giving a plain segment back would wait for the device.
 
-use super::arena::SHARED;
+use super::arena::SHARED_ARENA;
 use super::block::{BlockId, NONE, State};
 use super::chunk::ChunkId;
 use super::gpu::Gpu;
 use super::pool::Pool;
 use std::collections::HashMap;
 
-/// When blocks at rest are to be given back, on the caller's clock. The blocks themselves lie in the bins
+/// When blocks purgeable are to be given back, on the caller's clock. The blocks themselves lie in the bins
 /// of the streams that freed them.
 #[derive(Default)]
-pub struct Rest {
+pub struct Purge {
     due: HashMap<BlockId, u64>,
 }
 
-impl Rest {
+impl Purge {
     pub fn len(&self) -> usize {
         self.due.len()
     }
@@ -39,95 +39,98 @@ impl<G: Gpu> Pool<G> {
     /// so that no capture is likely to be on. Only then is the device asked what is done; else the next
     /// allocation does it, which knows its stream. Never waits. At most `most` chunks are given back;
     /// true if there may be more.
-    pub fn tend_idle(&mut self, now: u64, due: u64, silent: bool, most: usize) -> bool {
+    pub fn purge_idle(&mut self, now: u64, due: u64, silent: bool, most: usize) -> bool {
         if self.granularity == 0 || !self.gpu.may_wait() {
             return false;
         }
         if silent {
-            self.cover_all(SHARED);
+            self.cover_all(SHARED_ARENA);
             self.epochs.poll(&mut self.gpu);
         } else {
             self.epochs.ask();
         }
-        self.unmap_passed(0, SHARED);
-        self.put_to_rest(due);
-        self.give_rested_back(now, most)
+        self.unmap_passed(0, SHARED_ARENA);
+        self.make_purgeable(due);
+        self.release_due(now, most)
     }
 
-    fn put_to_rest(&mut self, due: u64) {
+    fn make_purgeable(&mut self, due: u64) {
         let Self {
-            groups,
-            slots,
+            arenas,
+            lists,
             blocks,
             counters,
-            rest,
+            purge,
             granularity,
             ..
         } = self;
-        let chunks = &groups[SHARED as usize].chunks;
-        for slot in slots.numbers_of(SHARED) {
-            let owner = slots.get_mut(slot);
-            let holes: Vec<BlockId> = owner.bins.ascending(blocks, *granularity).collect();
-            for hole in holes {
-                let (start, end) = (blocks[hole].address, blocks[hole].end());
+        let chunks = &arenas[SHARED_ARENA as usize].chunks;
+        for list in lists.numbers_of(SHARED_ARENA) {
+            let owner = lists.get_mut(list);
+            let free_blocks: Vec<BlockId> = owner.bins.ascending(blocks, *granularity).collect();
+            for free_block in free_blocks {
+                let (start, end) = (blocks[free_block].address, blocks[free_block].end());
                 let mut whole = chunks.inside(start, end).map(|id| chunks.get(id));
                 let Some(first) = whole.next() else { continue };
                 let last = whole.last().unwrap_or(first);
                 let (from, to) = (first.home, last.home + last.size);
-                let freed = blocks[hole].detail;
-                owner.remove(blocks, hole);
-                counters.hole_removed(end - start);
+                let freed = blocks[free_block].detail;
+                owner.remove(blocks, free_block);
+                counters.free_block_removed(end - start);
                 if start < from {
-                    let left = blocks.split_front(hole, from - start, slot, State::Free);
+                    let left = blocks.split_front(free_block, from - start, list, State::Free);
                     blocks[left].detail = freed;
                     owner.insert(blocks, left);
-                    counters.hole_added(from - start);
+                    counters.free_block_added(from - start);
                 }
-                let mut block = hole;
+                let mut block = free_block;
                 if to < end {
-                    block = blocks.split_front(hole, to - from, slot, State::Resting);
+                    block = blocks.split_front(free_block, to - from, list, State::Purgeable);
                     blocks[block].detail = freed;
-                    owner.insert(blocks, hole);
-                    counters.hole_added(end - to);
+                    owner.insert(blocks, free_block);
+                    counters.free_block_added(end - to);
                 }
-                blocks[block].state = State::Resting;
-                owner.resting.get_or_insert_default().insert(blocks, block);
-                rest.due.insert(block, due);
-                counters.hole_added(to - from);
+                blocks[block].state = State::Purgeable;
+                owner
+                    .purgeable
+                    .get_or_insert_default()
+                    .insert(blocks, block);
+                purge.due.insert(block, due);
+                counters.free_block_added(to - from);
             }
         }
     }
 
     /// Wakes as many chunks as a request needs, of those that its stream may use at once. Where none
-    /// are enough it wakes everything, whoever's it is. True if there was anything.
-    pub(super) fn wake(&mut self, size: u64, slot: u16) -> bool {
-        let own = self.slots.get(slot);
-        if self.rest.due.is_empty() || own.group != SHARED {
+    /// are enough it reclaims everything, whoever's it is. True if there was anything.
+    pub(super) fn reclaim(&mut self, size: u64, list: u16) -> bool {
+        let own = self.lists.get(list);
+        if self.purge.due.is_empty() || own.arena != SHARED_ARENA {
             return false;
         }
-        let best = |slot: u16| {
-            let resting = self.slots.get(slot).resting.as_ref();
-            resting.map_or(NONE, |bins| bins.best(&self.blocks, size))
+        let best = |list: u16| {
+            let purgeable = self.lists.get(list).purgeable.as_ref();
+            purgeable.map_or(NONE, |bins| bins.best(&self.blocks, size))
         };
-        let fitting = [best(slot), best(own.idle)]
+        let fitting = [best(list), best(own.idle)]
             .into_iter()
             .filter(|id| *id != NONE);
         let Some(block) = fitting.min_by_key(|id| self.blocks[*id].size) else {
-            self.wake_all();
+            self.reclaim_all();
             return true;
         };
-        let chunks = &self.groups[SHARED as usize].chunks;
+        let chunks = &self.arenas[SHARED_ARENA as usize].chunks;
         let (start, end) = (self.blocks[block].address, self.blocks[block].end());
         let last = chunks.at(start + size - 1).map(|id| chunks.get(id));
         let needed = last.map_or(end, |last| last.home + last.size) - start;
-        self.wake_front(block, needed);
+        self.reclaim_front(block, needed);
         true
     }
 
-    /// Everything is as if nothing had been put to rest.
-    pub(super) fn wake_all(&mut self) {
-        for block in self.in_order(self.rest.due.keys()) {
-            self.wake_front(block, self.blocks[block].size);
+    /// Everything is as if nothing had been made purgeable.
+    pub(super) fn reclaim_all(&mut self) {
+        for block in self.in_order(self.purge.due.keys()) {
+            self.reclaim_front(block, self.blocks[block].size);
         }
     }
 
@@ -138,87 +141,87 @@ impl<G: Gpu> Pool<G> {
         blocks
     }
 
-    /// The first `size` bytes of a block at rest, which are whole chunks, are a hole again.
-    fn wake_front(&mut self, block: BlockId, size: u64) {
-        let front = self.take_from_rest(block, size);
-        self.make_hole(front);
+    /// The first `size` bytes of a block purgeable, which are whole chunks, are a free block again.
+    fn reclaim_front(&mut self, block: BlockId, size: u64) {
+        let front = self.take_purgeable(block, size);
+        self.make_free(front);
     }
 
-    /// Takes the first `size` bytes, which are whole chunks, out of a block at rest. They belong to no
+    /// Takes the first `size` bytes, which are whole chunks, out of a block purgeable. They belong to no
     /// list then.
-    fn take_from_rest(&mut self, block: BlockId, size: u64) -> BlockId {
+    fn take_purgeable(&mut self, block: BlockId, size: u64) -> BlockId {
         let Self {
             blocks,
-            slots,
+            lists,
             counters,
-            rest,
+            purge,
             ..
         } = self;
         let whole = blocks[block];
-        let resting = slots.get_mut(whole.slot).resting.get_or_insert_default();
-        resting.remove(blocks, block);
-        counters.hole_removed(whole.size);
+        let purgeable = lists.get_mut(whole.list).purgeable.get_or_insert_default();
+        purgeable.remove(blocks, block);
+        counters.free_block_removed(whole.size);
         if size == whole.size {
-            rest.due.remove(&block);
+            purge.due.remove(&block);
             return block;
         }
-        let front = blocks.split_front(block, size, whole.slot, State::Resting);
+        let front = blocks.split_front(block, size, whole.list, State::Purgeable);
         blocks[front].detail = whole.detail;
-        resting.insert(blocks, block);
-        counters.hole_added(whole.size - size);
+        purgeable.insert(blocks, block);
+        counters.free_block_added(whole.size - size);
         front
     }
 
-    /// Makes what was taken from rest a hole of its stream, or an idle one if its work is done.
-    fn make_hole(&mut self, block: BlockId) {
-        let (slot, freed) = (self.blocks[block].slot, self.blocks[block].detail);
-        let idle = self.groups[SHARED as usize].idle;
-        if slot == idle || self.is_completed(slot, freed) {
-            self.add_hole(block, idle, 0);
+    /// Makes what was taken from rest a free block of its stream, or an idle one if its work is done.
+    fn make_free(&mut self, block: BlockId) {
+        let (list, freed) = (self.blocks[block].list, self.blocks[block].detail);
+        let idle = self.arenas[SHARED_ARENA as usize].idle;
+        if list == idle || self.is_completed(list, freed) {
+            self.add_free(block, idle, 0);
         } else {
-            self.add_hole(block, slot, freed);
+            self.add_free(block, list, freed);
         }
     }
 
-    fn give_rested_back(&mut self, now: u64, most: usize) -> bool {
-        let idle = self.groups[SHARED as usize].idle;
-        let over = self.rest.due.iter().filter(|(id, due)| {
+    fn release_due(&mut self, now: u64, most: usize) -> bool {
+        let idle = self.arenas[SHARED_ARENA as usize].idle;
+        let over = self.purge.due.iter().filter(|(id, due)| {
             let block = &self.blocks[**id];
-            **due <= now && (block.slot == idle || self.is_completed(block.slot, block.detail))
+            **due <= now && (block.list == idle || self.is_completed(block.list, block.detail))
         });
         let mut left = most;
         for block in self.in_order(over.map(|(id, _)| id)) {
             let (start, end) = (self.blocks[block].address, self.blocks[block].end());
-            let chunks = &self.groups[SHARED as usize].chunks;
+            let chunks = &self.arenas[SHARED_ARENA as usize].chunks;
             let chunks: Vec<ChunkId> = chunks.inside(start, end).collect();
             for chunk in chunks {
                 if left == 0 {
                     break;
                 }
-                left -= usize::from(self.give_front_back(block, chunk));
+                left -= usize::from(self.release_front(block, chunk));
             }
         }
-        self.start_where_the_gap_does(SHARED);
+        self.start_where_the_gap_does(SHARED_ARENA);
         left == 0
     }
 
-    /// Gives the first chunk of a block at rest back. False where that is not possible, and the chunk
-    /// is a hole again.
-    fn give_front_back(&mut self, block: BlockId, chunk: ChunkId) -> bool {
-        let idle = self.groups[SHARED as usize].idle;
-        let size = self.groups[SHARED as usize].chunks.get(chunk).size;
-        let front = self.take_from_rest(block, size);
-        // A hole of its own for the moment: what lies beside it stays.
-        let hole = &mut self.blocks[front];
-        (hole.state, hole.slot, hole.detail) = (State::Free, idle, 0);
-        self.slots.get_mut(idle).insert(&mut self.blocks, front);
-        self.counters.hole_added(size);
-        let unused = self.groups[SHARED as usize].chunks.get(chunk).stale == 0;
-        let gone = unused && self.give_back(front, chunk, SHARED);
+    /// Gives the first chunk of a block purgeable back. False where that is not possible, and the chunk
+    /// is a free block again.
+    fn release_front(&mut self, block: BlockId, chunk: ChunkId) -> bool {
+        let idle = self.arenas[SHARED_ARENA as usize].idle;
+        let size = self.arenas[SHARED_ARENA as usize].chunks.get(chunk).size;
+        let front = self.take_purgeable(block, size);
+        // A free block of its own for the moment: what lies beside it stays.
+        let free_block = &mut self.blocks[front];
+        (free_block.state, free_block.list, free_block.detail) = (State::Free, idle, 0);
+        self.lists.get_mut(idle).insert(&mut self.blocks, front);
+        self.counters.free_block_added(size);
+        let unused = self.arenas[SHARED_ARENA as usize].chunks.get(chunk).stale == 0;
+        let gone = unused && self.release_chunk(front, chunk, SHARED_ARENA);
         if !gone {
-            self.slots.get_mut(idle).remove(&mut self.blocks, front);
-            self.counters.hole_removed(size);
-            self.make_hole(front);
+            self.lists.get_mut(idle).remove(&mut self.blocks, front);
+            self.counters.free_block_removed(size);
+            self.make_free(front);
         }
         gone
     }

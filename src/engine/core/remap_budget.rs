@@ -10,16 +10,16 @@
 const WINDOW: u64 = 50_000_000;
 
 /// Times in nanoseconds, all on one clock.
-pub struct Effort {
+pub struct RemapBudget {
     /// Since when `spent` counts.
     since: u64,
     spent: u64,
     too_much: bool,
 }
 
-impl Effort {
+impl RemapBudget {
     pub fn new() -> Self {
-        Effort {
+        RemapBudget {
             since: 0,
             spent: 0,
             too_much: false,
@@ -49,14 +49,14 @@ mod tests {
 
     #[test]
     fn what_counts_is_the_share_of_the_last_window() {
-        let mut effort = Effort::new();
-        effort.spend(WINDOW / 10);
-        assert!(!effort.is_too_much(WINDOW - 1, 100));
-        assert!(!effort.is_too_much(WINDOW, 100));
-        effort.spend(WINDOW / 10 + 1);
-        assert!(!effort.is_too_much(2 * WINDOW - 1, 100));
-        assert!(effort.is_too_much(2 * WINDOW, 100));
-        assert!(effort.is_too_much(3 * WINDOW - 1, 100));
-        assert!(!effort.is_too_much(3 * WINDOW, 100));
+        let mut remap_budget = RemapBudget::new();
+        remap_budget.spend(WINDOW / 10);
+        assert!(!remap_budget.is_too_much(WINDOW - 1, 100));
+        assert!(!remap_budget.is_too_much(WINDOW, 100));
+        remap_budget.spend(WINDOW / 10 + 1);
+        assert!(!remap_budget.is_too_much(2 * WINDOW - 1, 100));
+        assert!(remap_budget.is_too_much(2 * WINDOW, 100));
+        assert!(remap_budget.is_too_much(3 * WINDOW - 1, 100));
+        assert!(!remap_budget.is_too_much(3 * WINDOW, 100));
     }
 }

@@ -1,6 +1,6 @@
 //! Blocks put back where they were, so that a private pool has the state of an earlier moment again.
 
-use super::arena::GroupId;
+use super::arena::ArenaId;
 use super::block::{Block, BlockId, State};
 use super::counters::Origin;
 use super::gpu::Gpu;
@@ -8,91 +8,97 @@ use super::inspect::Found;
 use super::pool::Pool;
 
 /// The address of a block that cannot be put there: the memory is in use, still used by other streams
-/// after it was freed, or not the group's.
+/// after it was freed, or not the arena's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unplaced(pub u64);
+pub struct Occupied(pub u64);
 
 impl<G: Gpu> Pool<G> {
-    /// Every block in use of one group.
-    pub fn blocks_of(&self, group: GroupId) -> impl Iterator<Item = Found> {
-        let of_group = move |it: &&Block| self.slots.get(it.slot).group == group;
+    /// Every block in use of one arena.
+    pub fn blocks_of(&self, arena: ArenaId) -> impl Iterator<Item = Found> {
+        let of_arena = move |it: &&Block| self.lists.get(it.list).arena == arena;
         self.live_blocks()
-            .filter(of_group)
+            .filter(of_arena)
             .map(|block| self.found(block))
     }
 
-    /// Takes memory of a group that is free at these very places, all blocks or none. Whoever freed it:
+    /// Takes memory of an arena that is free at these very places, all blocks or none. Whoever freed it:
     /// a captured graph that is replayed writes to its addresses without asking.
-    pub fn place(&mut self, blocks: &[Found], group: GroupId) -> Result<(), Unplaced> {
-        let mut holes: Vec<BlockId> = self
+    pub fn place(&mut self, blocks: &[Found], arena: ArenaId) -> Result<(), Occupied> {
+        let mut free_blocks: Vec<BlockId> = self
             .blocks
             .iter()
-            .filter(|(_, it)| it.state == State::Free && self.slots.get(it.slot).group == group)
+            .filter(|(_, it)| it.state == State::Free && self.lists.get(it.list).arena == arena)
             .map(|(id, _)| id)
             .collect();
-        holes.sort_unstable_by_key(|id| self.blocks[*id].address);
+        free_blocks.sort_unstable_by_key(|id| self.blocks[*id].address);
         let mut blocks = blocks.to_vec();
         blocks.sort_unstable_by_key(|block| block.start);
         let mut found = Vec::with_capacity(blocks.len());
         let mut free_from = 0;
         for block in &blocks {
-            let unplaced = Unplaced(block.start);
-            let after = holes.partition_point(|id| self.blocks[*id].address <= block.start);
-            let hole = *after
+            let unplaced = Occupied(block.start);
+            let after = free_blocks.partition_point(|id| self.blocks[*id].address <= block.start);
+            let free_block = *after
                 .checked_sub(1)
-                .and_then(|at| holes.get(at))
+                .and_then(|at| free_blocks.get(at))
                 .ok_or(unplaced)?;
             let end = block.start.checked_add(block.size).ok_or(unplaced)?;
-            if block.size == 0 || block.start < free_from || end > self.blocks[hole].end() {
+            if block.size == 0 || block.start < free_from || end > self.blocks[free_block].end() {
                 return Err(unplaced);
             }
             free_from = end;
-            found.push(hole);
+            found.push(free_block);
         }
-        for (at, (block, hole)) in blocks.iter().zip(found).enumerate() {
-            let Some(slot) = self.slots.of(block.stream, group) else {
+        for (at, (block, free_block)) in blocks.iter().zip(found).enumerate() {
+            let Some(list) = self.lists.of(block.stream, arena) else {
                 // More streams than there is room for. They were placed just now, and are known.
                 for placed in &blocks[..at] {
                     let _ = self.free(placed.start);
                 }
-                return Err(Unplaced(block.start));
+                return Err(Occupied(block.start));
             };
-            self.carve(hole, block, slot);
+            self.carve(free_block, block, list);
         }
         Ok(())
     }
 
-    /// Cuts a block out of a hole around it. What is left of the hole behind the block keeps the hole's
+    /// Cuts a block out of a free block around it. What is left of the free block behind the block keeps the free block's
     /// node.
-    fn carve(&mut self, hole: BlockId, block: &Found, slot: u16) {
+    fn carve(&mut self, free_block: BlockId, block: &Found, list: u16) {
         let Block {
             address,
             size,
             detail: freed,
-            slot: owner,
+            list: owner,
             ..
-        } = self.blocks[hole];
-        self.slots.get_mut(owner).remove(&mut self.blocks, hole);
-        self.counters.hole_removed(size);
+        } = self.blocks[free_block];
+        self.lists
+            .get_mut(owner)
+            .remove(&mut self.blocks, free_block);
+        self.counters.free_block_removed(size);
         let before = block.start - address;
         if before > 0 {
-            let front = self.blocks.split_front(hole, before, owner, State::Free);
+            let front = self
+                .blocks
+                .split_front(free_block, before, owner, State::Free);
             self.put_back(front, freed);
         }
-        let mut id = hole;
-        if self.blocks[hole].size > block.size {
-            id = self.blocks.split_front(hole, block.size, slot, State::Live);
-            self.put_back(hole, freed);
+        let mut id = free_block;
+        if self.blocks[free_block].size > block.size {
+            id = self
+                .blocks
+                .split_front(free_block, block.size, list, State::Live);
+            self.put_back(free_block, freed);
         }
-        let group = self.slots.get(slot).group;
-        self.begin_use(id, block.requested, slot, group, Origin::Allocator);
+        let arena = self.lists.get(list).arena;
+        self.mark_live(id, block.requested, list, arena, Origin::Allocator);
     }
 
-    /// A piece of a hole is a hole as that was.
+    /// A piece of a free block is a free block as that was.
     pub(super) fn put_back(&mut self, id: BlockId, freed: u64) {
         self.blocks[id].detail = freed;
-        let Block { size, slot, .. } = self.blocks[id];
-        self.slots.get_mut(slot).insert(&mut self.blocks, id);
-        self.counters.hole_added(size);
+        let Block { size, list, .. } = self.blocks[id];
+        self.lists.get_mut(list).insert(&mut self.blocks, id);
+        self.counters.free_block_added(size);
     }
 }

@@ -1,6 +1,6 @@
 //! The pool as it stands, segment by segment.
 
-use super::arena::GroupId;
+use super::arena::ArenaId;
 use super::block::{NONE, State};
 use super::counters::Origin;
 use super::gpu::Gpu;
@@ -29,7 +29,7 @@ pub struct Piece {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Whose memory it is.
-    pub group: GroupId,
+    pub arena: ArenaId,
     /// Made of mapped chunks.
     pub expandable: bool,
     /// In address order; never empty.
@@ -46,22 +46,22 @@ impl<G: Gpu> Pool<G> {
                 let mut at = first;
                 while at != NONE {
                     let block = &self.blocks[at];
-                    let free = matches!(block.state, State::Free | State::Resting);
+                    let free = matches!(block.state, State::Free | State::Purgeable);
                     pieces.push(Piece {
                         address: block.address,
                         size: block.size,
                         requested: if free { 0 } else { block.detail },
-                        stream: self.slots.get(block.slot).key.handle,
+                        stream: self.lists.get(block.list).key.handle,
                         live: block.state == State::Live,
                         pending: block.state == State::Pending,
                         origin: block.marks.origin(),
                     });
                     at = block.next;
                 }
-                let group = self.slots.get(block.slot).group;
+                let arena = self.lists.get(block.list).arena;
                 Segment {
-                    group,
-                    expandable: !self.groups[group as usize]
+                    arena,
+                    expandable: !self.arenas[arena as usize]
                         .segments
                         .contains_key(&block.address),
                     pieces,

@@ -1,11 +1,11 @@
-//! Streams: whose holes are whose.
+//! Streams: whose free blocks are whose.
 //!
-//! A hole belongs to the *slot* of the stream that freed it: that stream may take it at once,
-//! because its own later work runs after its earlier work. Each group has one more slot, *idle*:
-//! holes whose old work is known to be done (see `epoch`), which any stream may take. What is another
+//! A free block belongs to the *free list* of the stream that freed it: that stream may take it at once,
+//! because its own later work runs after its earlier work. Each arena has one more free list, *idle*:
+//! free blocks whose old work is known to be done (see `epoch`), which any stream may take. What is another
 //! stream's it can have behind a wait (see `cross_stream`).
 
-use super::arena::GroupId;
+use super::arena::ArenaId;
 use super::bins::Bins;
 use super::block::{Block, BlockId, Blocks, NONE, Nodes};
 use crate::util::zeroed::{Zeroable, Zeroed};
@@ -36,73 +36,73 @@ pub const ALL_STREAMS: StreamKey = StreamKey {
     id: 0,
 };
 
-/// A stream that the pool has seen, and its holes.
-pub struct Slot {
+/// A stream that the pool has seen, and its free blocks.
+pub struct FreeList {
     pub key: StreamKey,
-    pub group: GroupId,
-    /// The slot of the group's idle memory; this one, if it is that itself.
+    pub arena: ArenaId,
+    /// The free list of the arena's idle memory; this one, if it is that itself.
     pub idle: u16,
     pub bins: Bins,
     /// The epoch of the stream's last free here whose place is not noted; see `epoch`.
     pub freed: u64,
-    /// Whole chunks put to rest, if ever there were any; see `rest`.
-    pub resting: Option<Box<Bins>>,
-    /// Blocks handed out, or freed but still used elsewhere, that will come back to the slot.
+    /// Whole chunks made purgeable, if ever there were any; see `rest`.
+    pub purgeable: Option<Box<Bins>>,
+    /// Blocks handed out, or freed but still used elsewhere, that will come back to the free list.
     pub live: u64,
-    /// The slot's holes in the order of being freed, kept from when it is first asked for.
+    /// The free list's free blocks in the order of being freed, kept from when it is first asked for.
     pub ordered: bool,
     oldest: BlockId,
     newest: BlockId,
-    /// The slot's group is gone.
+    /// The free list's arena is gone.
     dead: bool,
 }
 
-impl Slot {
+impl FreeList {
     /// Is another stream's from now on. It holds nothing.
-    fn begin(&mut self, key: StreamKey, group: GroupId, idle: u16) {
-        (self.key, self.group, self.idle) = (key, group, idle);
+    fn begin(&mut self, key: StreamKey, arena: ArenaId, idle: u16) {
+        (self.key, self.arena, self.idle) = (key, arena, idle);
         (self.freed, self.live, self.dead) = (0, 0, false);
-        self.resting = None;
+        self.purgeable = None;
         (self.ordered, self.oldest, self.newest) = (false, NONE, NONE);
     }
 
-    /// Whether it is of this group, which is not gone.
-    pub fn is_of(&self, group: GroupId) -> bool {
-        self.group == group && !self.dead
+    /// Whether it is of this arena, which is not gone.
+    pub fn is_of(&self, arena: ArenaId) -> bool {
+        self.arena == arena && !self.dead
     }
 
-    /// Whether its group is gone.
+    /// Whether its arena is gone.
     pub fn is_dead(&self) -> bool {
         self.dead
     }
 
-    /// Whether anything is at rest.
-    pub fn rests(&self) -> bool {
-        self.resting.as_ref().is_some_and(|bins| !bins.is_empty())
+    /// Whether anything is purgeable.
+    pub fn has_purgeable(&self) -> bool {
+        self.purgeable.as_ref().is_some_and(|bins| !bins.is_empty())
     }
 
-    /// Holes of at least `size` bytes, those at rest included.
-    pub fn all_holes<'a>(
+    /// Free blocks of at least `size` bytes, those purgeable included.
+    pub fn all_free<'a>(
         &'a self,
         blocks: &'a Blocks,
         size: u64,
     ) -> impl Iterator<Item = &'a Block> + 'a {
-        let bins = [Some(&self.bins), self.resting.as_deref()];
-        let holes = bins.into_iter().flatten();
-        holes.flat_map(move |bins| bins.ascending(blocks, size).map(|id| &blocks[id]))
+        let bins = [Some(&self.bins), self.purgeable.as_deref()];
+        let free_blocks = bins.into_iter().flatten();
+        free_blocks.flat_map(move |bins| bins.ascending(blocks, size).map(|id| &blocks[id]))
     }
 
     /// Whether any free memory is the stream's.
     pub fn holds_free(&self) -> bool {
-        !self.bins.is_empty() || self.rests()
+        !self.bins.is_empty() || self.has_purgeable()
     }
 
-    /// Whether any block or hole is the stream's, or will be.
+    /// Whether any block or free block is the stream's, or will be.
     fn holds(&self) -> bool {
-        self.live > 0 || !self.bins.is_empty() || self.rests()
+        self.live > 0 || !self.bins.is_empty() || self.has_purgeable()
     }
 
-    /// Takes a hole in as the newest.
+    /// Takes a free block in as the newest.
     #[inline(always)]
     pub fn insert(&mut self, nodes: &mut Nodes, id: BlockId) {
         if self.ordered {
@@ -146,13 +146,13 @@ impl Slot {
     pub fn keep_order(&mut self, blocks: &mut Blocks) {
         if !self.ordered {
             self.ordered = true;
-            let mut holes: Vec<BlockId> = self.bins.ascending(blocks, super::BLOCK).collect();
-            holes.sort_unstable_by_key(|id| blocks[*id].detail);
-            holes.into_iter().for_each(|id| self.link(blocks, id));
+            let mut free_blocks: Vec<BlockId> = self.bins.ascending(blocks, super::BLOCK).collect();
+            free_blocks.sort_unstable_by_key(|id| blocks[*id].detail);
+            free_blocks.into_iter().for_each(|id| self.link(blocks, id));
         }
     }
 
-    /// With no hole left there is no order to keep, until it is asked for again.
+    /// With no free block left there is no order to keep, until it is asked for again.
     pub fn forget_order(&mut self) {
         self.ordered &= self.oldest != NONE;
     }
@@ -162,23 +162,23 @@ impl Slot {
     }
 }
 
-/// Streams of which the slot is found without a search.
+/// Streams of which the free list is found without a search.
 const RECENT: usize = 16;
 
-/// A stream of a group, and its slot.
+/// A stream of an arena, and its free list.
 #[derive(Clone, Copy)]
 struct Recent {
     key: StreamKey,
-    group: GroupId,
-    slot: u16,
+    arena: ArenaId,
+    list: u16,
 }
 
 impl Recent {
-    /// No stream: nobody asks for the slot of idle memory by its key.
+    /// No stream: nobody asks for the free list of idle memory by its key.
     const NONE: Recent = Recent {
         key: IDLE,
-        group: 0,
-        slot: 0,
+        arena: 0,
+        list: 0,
     };
 }
 
@@ -193,69 +193,69 @@ fn recent_of(key: StreamKey) -> usize {
     (key.handle.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - RECENT.trailing_zeros())) as usize
 }
 
-/// As many slots as a number names.
-struct List([Slot; 1 << 16]);
+/// As many free lists as a number names.
+struct ListArray([FreeList; 1 << 16]);
 
-// SAFETY: a slot of zeros is one: of numbers, `false`, `NONE` for every block and no box. `Slots` drops what
+// SAFETY: a free list of zeros is one: of numbers, `false`, `NONE` for every block and no box. `FreeLists` drops what
 // comes to be in it.
 #[allow(unsafe_code)]
-unsafe impl Zeroable for List {}
+unsafe impl Zeroable for ListArray {}
 
-/// Every slot.
-pub struct Slots {
+/// Every free list.
+pub struct FreeLists {
     /// All that can be named, so that who finds one by its name need not ask whether it is there; the system
     /// gives what is used.
-    list: Zeroed<List>,
+    array: Zeroed<ListArray>,
     /// How many were ever used.
     used: usize,
     /// The streams found last, each in the place that its handle has here.
     recent: [Recent; RECENT],
-    /// Every slot that is anybody's, the groups' idle ones too.
-    by_key: HashMap<(GroupId, StreamKey), u16>,
-    /// How many slots are streams'.
+    /// Every free list that is anybody's, the arenas' idle ones too.
+    by_key: HashMap<(ArenaId, StreamKey), u16>,
+    /// How many free lists are streams'.
     streams: usize,
-    /// The slots of each group, ascending, so that what concerns one group looks at no others.
-    of_group: Vec<Vec<u16>>,
-    /// Slots that held nothing when all were last looked at for such, and those of groups that are gone.
+    /// The free lists of each arena, ascending, so that what concerns one arena looks at no others.
+    of_arena: Vec<Vec<u16>>,
+    /// Slots that held nothing when all were last looked at for such, and those of arenas that are gone.
     vacant: Vec<u16>,
     /// They are looked at again once so many were ever used: that is seldom, and yet no more than twice as
     /// many are used as held something at once.
     look_at: usize,
 }
 
-impl Drop for Slots {
+impl Drop for FreeLists {
     fn drop(&mut self) {
-        self.iter_mut().for_each(|(_, slot)| slot.resting = None);
+        self.iter_mut().for_each(|(_, list)| list.purgeable = None);
     }
 }
 
-impl Slots {
+impl FreeLists {
     /// `None` where the process may not have the addresses for them.
     pub fn new() -> Option<Self> {
-        Some(Slots {
-            list: Zeroed::new()?,
+        Some(FreeLists {
+            array: Zeroed::new()?,
             used: 0,
             recent: [Recent::NONE; RECENT],
             by_key: HashMap::new(),
             streams: 0,
-            of_group: Vec::new(),
+            of_arena: Vec::new(),
             vacant: Vec::new(),
             look_at: 0,
         })
     }
 
-    /// A slot for the idle memory of a new group. `None` when there are 65,535 slots already.
-    pub fn add_idle(&mut self, group: GroupId) -> Option<u16> {
-        self.place(IDLE, group)
+    /// A free list for the idle memory of a new arena. `None` when there are 65,535 free lists already.
+    pub fn add_idle(&mut self, arena: ArenaId) -> Option<u16> {
+        self.place(IDLE, arena)
     }
 
-    /// The group is gone: its slots hold nothing and may be used again.
-    pub fn remove_group(&mut self, group: GroupId) {
-        let slots = self.of_group.get_mut(group as usize);
-        for at in slots.map(std::mem::take).unwrap_or_default() {
-            let slot = self.get_mut(at);
-            slot.dead = true;
-            let (name, is_stream) = ((group, slot.key), slot.idle != at);
+    /// The arena is gone: its free lists hold nothing and may be used again.
+    pub fn remove_arena(&mut self, arena: ArenaId) {
+        let lists = self.of_arena.get_mut(arena as usize);
+        for at in lists.map(std::mem::take).unwrap_or_default() {
+            let list = self.get_mut(at);
+            list.dead = true;
+            let (name, is_stream) = ((arena, list.key), list.idle != at);
             self.by_key.remove(&name);
             self.streams -= usize::from(is_stream);
             self.vacant.push(at);
@@ -263,78 +263,78 @@ impl Slots {
         self.recent = [Recent::NONE; RECENT];
     }
 
-    /// The slot of a stream in a group; a new one for a stream not seen before. `None` when there
-    /// are 65,535 slots that hold memory.
+    /// The free list of a stream in an arena; a new one for a stream not seen before. `None` when there
+    /// are 65,535 free lists that hold memory.
     #[inline(always)]
-    pub fn of(&mut self, key: StreamKey, group: GroupId) -> Option<u16> {
+    pub fn of(&mut self, key: StreamKey, arena: ArenaId) -> Option<u16> {
         let recent = &self.recent[recent_of(key)];
-        if recent.key == key && recent.group == group {
-            return Some(recent.slot);
+        if recent.key == key && recent.arena == arena {
+            return Some(recent.list);
         }
-        self.find(key, group)
+        self.find(key, arena)
     }
 
     #[cold]
     #[inline(never)]
-    fn find(&mut self, key: StreamKey, group: GroupId) -> Option<u16> {
-        let slot = match self.by_key.get(&(group, key)) {
-            Some(slot) => *slot,
-            None => self.place(key, group)?,
+    fn find(&mut self, key: StreamKey, arena: ArenaId) -> Option<u16> {
+        let list = match self.by_key.get(&(arena, key)) {
+            Some(list) => *list,
+            None => self.place(key, arena)?,
         };
-        self.recent[recent_of(key)] = Recent { key, group, slot };
-        Some(slot)
+        self.recent[recent_of(key)] = Recent { key, arena, list };
+        Some(list)
     }
 
-    /// A new slot, in the place of one that holds nothing where one is known; so many
+    /// A new free list, in the place of one that holds nothing where one is known; so many
     /// streams that come and go cost no more than twice the most that held memory at once.
-    fn place(&mut self, key: StreamKey, group: GroupId) -> Option<u16> {
-        let idle = self.by_key.get(&(group, IDLE)).copied();
-        let slot = match self.take_vacant() {
-            Some(slot) => {
+    fn place(&mut self, key: StreamKey, arena: ArenaId) -> Option<u16> {
+        let idle = self.by_key.get(&(arena, IDLE)).copied();
+        let list = match self.take_vacant() {
+            Some(list) => {
                 self.recent = [Recent::NONE; RECENT];
-                let old = self.get(slot);
-                // Those of a group that is gone were taken from the lists with it.
+                let old = self.get(list);
+                // Those of an arena that is gone were taken from the lists with it.
                 if !old.dead {
-                    let name = (old.group, old.key);
+                    let name = (old.arena, old.key);
                     self.streams -= 1;
                     self.by_key.remove(&name);
-                    self.of_group[name.0 as usize].retain(|it| *it != slot);
+                    self.of_arena[name.0 as usize].retain(|it| *it != list);
                 }
-                slot
+                list
             }
             None => {
-                let slot = u16::try_from(self.used).ok().filter(|it| *it < u16::MAX)?;
+                let list = u16::try_from(self.used).ok().filter(|it| *it < u16::MAX)?;
                 self.used += 1;
-                slot
+                list
             }
         };
         self.streams += usize::from(idle.is_some());
-        self.get_mut(slot).begin(key, group, idle.unwrap_or(slot));
-        self.by_key.insert((group, key), slot);
-        let groups = self.of_group.len().max(group as usize + 1);
-        self.of_group.resize_with(groups, Vec::new);
-        let slots = &mut self.of_group[group as usize];
-        slots.insert(slots.partition_point(|it| *it < slot), slot);
-        Some(slot)
+        self.get_mut(list).begin(key, arena, idle.unwrap_or(list));
+        self.by_key.insert((arena, key), list);
+        let arenas = self.of_arena.len().max(arena as usize + 1);
+        self.of_arena.resize_with(arenas, Vec::new);
+        let lists = &mut self.of_arena[arena as usize];
+        lists.insert(lists.partition_point(|it| *it < list), list);
+        Some(list)
     }
 
-    /// A slot that holds nothing, if one is known.
+    /// A free list that holds nothing, if one is known.
     fn take_vacant(&mut self) -> Option<u16> {
-        let is_vacant = |list: &List, at: u16| {
-            let slot = &list.0[at as usize];
-            (slot.dead || slot.idle != at) && !slot.holds()
+        let is_vacant = |array: &ListArray, at: u16| {
+            let list = &array.0[at as usize];
+            (list.dead || list.idle != at) && !list.holds()
         };
         loop {
-            while let Some(slot) = self.vacant.pop() {
-                if is_vacant(&self.list, slot) {
-                    return Some(slot);
+            while let Some(list) = self.vacant.pop() {
+                if is_vacant(&self.array, list) {
+                    return Some(list);
                 }
             }
             if self.used < self.look_at.min(u16::MAX as usize) {
                 return None;
             }
-            let slots = (0..self.used).rev().map(|at| at as u16);
-            self.vacant = slots.filter(|at| is_vacant(&self.list, *at)).collect();
+            let lists = (0..self.used).rev().map(|at| at as u16);
+            self.vacant = lists.filter(|at| is_vacant(&self.array, *at)).collect();
             self.look_at = 2 * (self.used - self.vacant.len());
             if self.vacant.is_empty() {
                 return None;
@@ -342,18 +342,18 @@ impl Slots {
         }
     }
 
-    /// The slots of a group.
-    pub fn of_group(&self, group: GroupId) -> impl Iterator<Item = (u16, &Slot)> {
-        let slots = self.of_group.get(group as usize);
-        slots.into_iter().flatten().map(|at| (*at, self.get(*at)))
+    /// The free lists of an arena.
+    pub fn of_arena(&self, arena: ArenaId) -> impl Iterator<Item = (u16, &FreeList)> {
+        let lists = self.of_arena.get(arena as usize);
+        lists.into_iter().flatten().map(|at| (*at, self.get(*at)))
     }
 
     /// The same, by number alone.
-    pub fn numbers_of(&self, group: GroupId) -> Vec<u16> {
-        self.of_group(group).map(|(at, _)| at).collect()
+    pub fn numbers_of(&self, arena: ArenaId) -> Vec<u16> {
+        self.of_arena(arena).map(|(at, _)| at).collect()
     }
 
-    /// Whether more than one stream has blocks or holes. Looks at no more slots than held something at once.
+    /// Whether more than one stream has blocks or free blocks. Looks at no more free lists than held something at once.
     pub fn several_hold(&self) -> bool {
         let streams = self.iter().filter(|(at, it)| *at != it.idle);
         streams.filter(|(_, it)| it.holds()).nth(1).is_some()
@@ -365,34 +365,34 @@ impl Slots {
     }
 
     #[inline(always)]
-    pub fn get(&self, slot: u16) -> &Slot {
-        &self.list.0[slot as usize]
+    pub fn get(&self, list: u16) -> &FreeList {
+        &self.array.0[list as usize]
     }
 
     #[inline(always)]
-    pub fn get_mut(&mut self, slot: u16) -> &mut Slot {
-        &mut self.list.0[slot as usize]
+    pub fn get_mut(&mut self, list: u16) -> &mut FreeList {
+        &mut self.array.0[list as usize]
     }
 
-    /// The slots of a group's streams, without that of its idle memory.
-    pub fn streams_of(&self, group: GroupId) -> impl Iterator<Item = (u16, &Slot)> {
-        self.of_group(group).filter(|(slot, it)| it.idle != *slot)
+    /// The free lists of an arena's streams, without that of its idle memory.
+    pub fn streams_of(&self, arena: ArenaId) -> impl Iterator<Item = (u16, &FreeList)> {
+        self.of_arena(arena).filter(|(list, it)| it.idle != *list)
     }
 
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut Slot)> {
-        let slots = self.list.0[..self.used].iter_mut().enumerate();
-        slots.map(|(at, slot)| (at as u16, slot))
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut FreeList)> {
+        let lists = self.array.0[..self.used].iter_mut().enumerate();
+        lists.map(|(at, list)| (at as u16, list))
     }
 
-    /// The slots of the other streams of a slot's group, where they have holes.
-    pub fn beside(&self, slot: u16) -> impl Iterator<Item = (u16, &Slot)> {
-        let own = self.get(slot);
-        self.streams_of(own.group)
-            .filter(move |(at, it)| *at != slot && !it.bins.is_empty())
+    /// The free lists of the other streams of a free list's arena, where they have free blocks.
+    pub fn beside(&self, list: u16) -> impl Iterator<Item = (u16, &FreeList)> {
+        let own = self.get(list);
+        self.streams_of(own.arena)
+            .filter(move |(at, it)| *at != list && !it.bins.is_empty())
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (u16, &Slot)> {
-        let slots = self.list.0[..self.used].iter().enumerate();
-        slots.map(|(at, slot)| (at as u16, slot))
+    pub fn iter(&self) -> impl Iterator<Item = (u16, &FreeList)> {
+        let lists = self.array.0[..self.used].iter().enumerate();
+        lists.map(|(at, list)| (at as u16, list))
     }
 }

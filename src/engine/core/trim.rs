@@ -1,17 +1,17 @@
 //! Giving memory back to the driver, and taking old mappings down.
 
-use super::arena::{GroupId, SHARED};
+use super::arena::{ArenaId, SHARED_ARENA};
 use super::block::{BlockId, NONE};
 use super::chunk::ChunkId;
 use super::gpu::Gpu;
 use super::journal::Happening;
 use super::pool::Pool;
-use super::stream_lists::{Slot, StreamKey, UNORDERED};
+use super::stream_lists::{FreeList, StreamKey, UNORDERED};
 
 impl<G: Gpu> Pool<G> {
     /// Takes old mappings down, the oldest first, until at most `bound` are left or the next one
     /// may still be in use.
-    pub(super) fn unmap_stale(&mut self, bound: usize, id: GroupId) {
+    pub(super) fn unmap_stale(&mut self, bound: usize, id: ArenaId) {
         if self.unmap_passed(bound, id) {
             self.epochs.poll(&mut self.gpu);
             self.unmap_passed(bound, id);
@@ -19,54 +19,54 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// The same as far as is known without asking. True where the next one may still be in use.
-    pub(super) fn unmap_passed(&mut self, bound: usize, id: GroupId) -> bool {
+    pub(super) fn unmap_passed(&mut self, bound: usize, id: ArenaId) -> bool {
         let Self {
             epochs,
             gpu,
             counters,
-            groups,
+            arenas,
             ..
         } = self;
-        let group = &mut groups[id as usize];
-        if id != SHARED && !group.closing {
+        let arena = &mut arenas[id as usize];
+        if id != SHARED_ARENA && !arena.closing {
             return false;
         }
-        while group.chunks.stale.len() > bound {
-            let Some(old) = group.chunks.stale.front().copied() else {
+        while arena.chunks.stale.len() > bound {
+            let Some(old) = arena.chunks.stale.front().copied() else {
                 return false;
             };
             if epochs.completed(old.stream) < old.until {
                 return true;
             }
-            group.chunks.stale.pop_front();
-            let size = group.chunks.get(old.chunk).size;
+            arena.chunks.stale.pop_front();
+            let size = arena.chunks.get(old.chunk).size;
             if gpu.unmap(old.address, size).is_err() {
                 // Nothing is lost: the mapping stays counted and is tried again.
                 counters.driver_errors += 1;
-                group.chunks.stale.push_back(old);
+                arena.chunks.stale.push_back(old);
                 return false;
             }
-            group.space.give(old.address, size);
-            group.chunks.get_mut(old.chunk).stale -= 1;
+            arena.addresses.give(old.address, size);
+            arena.chunks.get_mut(old.chunk).stale -= 1;
             counters.stale -= 1;
             counters.stale_bytes -= size;
         }
         false
     }
 
-    /// Gives every chunk of everybody's memory, and of groups that are closing, back to the driver
+    /// Gives every chunk of everybody's memory, and of arenas that are closing, back to the driver
     /// where it is wholly free and idle. Waits for the device first where something free is not
     /// idle yet; does nothing in a capture, such as one of the stream that memory is wanted on, if
     /// it is for one. Returns the bytes given back.
     pub fn trim_all(&mut self, wanted_on: Option<StreamKey>) -> u64 {
         self.gpu.attend(wanted_on);
-        self.wake_all();
+        self.reclaim_all();
         self.settle();
         if self.gpu.may_wait() {
             self.let_closing_go();
         }
         self.trim_closing();
-        let bytes = self.trim(SHARED);
+        let bytes = self.trim(SHARED_ARENA);
         self.gpu.attend(None);
         bytes
     }
@@ -76,51 +76,52 @@ impl<G: Gpu> Pool<G> {
         if self.granularity == 0 || !self.gpu.may_wait() {
             return 0;
         }
-        self.wake_all();
-        self.cover_all(SHARED);
+        self.reclaim_all();
+        self.cover_all(SHARED_ARENA);
         self.epochs.poll(&mut self.gpu);
         self.let_go();
-        self.unmap_passed(0, SHARED);
-        self.give_idle_back(SHARED)
+        self.unmap_passed(0, SHARED_ARENA);
+        self.release_idle(SHARED_ARENA)
     }
 
-    /// The same for one group, without waiting. For a group that is closing the caller has waited
+    /// The same for one arena, without waiting. For an arena that is closing the caller has waited
     /// for the device: a graph may be replaying on streams that the pool knows nothing of.
-    pub(super) fn trim(&mut self, id: GroupId) -> u64 {
+    pub(super) fn trim(&mut self, id: ArenaId) -> u64 {
         if !self.gpu.may_wait() {
             return 0;
         }
-        if id != SHARED {
+        if id != SHARED_ARENA {
             self.let_deferred_go();
             self.release_all(id);
         }
-        if self.is_plain_group(id) {
+        if self.is_plain_arena(id) {
             return self.trim_segments(id);
         }
         self.unmap_stale(0, id);
-        self.give_idle_back(id)
+        self.release_idle(id)
     }
 
-    /// Gives back the chunks of a group that are idle as a whole and have no other mapping.
-    fn give_idle_back(&mut self, id: GroupId) -> u64 {
-        let group = &self.groups[id as usize];
-        // Joined with a stream's hole, what no stream orders would be that stream's: it stays where it is.
-        let is_idle = |at: u16, it: &Slot| at == it.idle || it.key == UNORDERED;
-        let slots = self.slots.of_group(id);
-        let slots = slots.filter(|(at, it)| is_idle(*at, it));
-        let holes = slots.flat_map(|(_, it)| it.bins.ascending(&self.blocks, self.granularity));
-        let inside = |hole: BlockId| {
-            let block = &self.blocks[hole];
-            group
+    /// Gives back the chunks of an arena that are idle as a whole and have no other mapping.
+    fn release_idle(&mut self, id: ArenaId) -> u64 {
+        let arena = &self.arenas[id as usize];
+        // Joined with a stream's free block, what no stream orders would be that stream's: it stays where it is.
+        let is_idle = |at: u16, it: &FreeList| at == it.idle || it.key == UNORDERED;
+        let lists = self.lists.of_arena(id);
+        let lists = lists.filter(|(at, it)| is_idle(*at, it));
+        let free_blocks =
+            lists.flat_map(|(_, it)| it.bins.ascending(&self.blocks, self.granularity));
+        let inside = |free_block: BlockId| {
+            let block = &self.blocks[free_block];
+            arena
                 .chunks
                 .inside(block.address, block.end())
-                .map(move |chunk| (hole, chunk))
+                .map(move |chunk| (free_block, chunk))
         };
-        let found: Vec<(BlockId, ChunkId)> = holes.flat_map(inside).collect();
+        let found: Vec<(BlockId, ChunkId)> = free_blocks.flat_map(inside).collect();
         let mut bytes = 0;
-        for (hole, chunk_id) in found {
-            let chunk = *self.groups[id as usize].chunks.get(chunk_id);
-            if chunk.stale == 0 && self.give_back(hole, chunk_id, id) {
+        for (free_block, chunk_id) in found {
+            let chunk = *self.arenas[id as usize].chunks.get(chunk_id);
+            if chunk.stale == 0 && self.release_chunk(free_block, chunk_id, id) {
                 bytes += chunk.size;
             }
         }
@@ -129,27 +130,32 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Where the last run is gone, its addresses are used again from where their gap begins.
-    pub(super) fn start_where_the_gap_does(&mut self, id: GroupId) {
-        let group = &mut self.groups[id as usize];
-        if group.tail == NONE {
-            group.cursor = group.space.gap_start(group.cursor);
+    pub(super) fn start_where_the_gap_does(&mut self, id: ArenaId) {
+        let arena = &mut self.arenas[id as usize];
+        if arena.tail == NONE {
+            arena.cursor = arena.addresses.gap_start(arena.cursor);
         }
     }
 
-    /// Gives a chunk back that lies wholly in an idle hole and has no other mapping. False where the driver
+    /// Gives a chunk back that lies wholly in an idle free block and has no other mapping. False where the driver
     /// does not take its mapping down.
-    pub(super) fn give_back(&mut self, hole: BlockId, chunk_id: ChunkId, id: GroupId) -> bool {
-        let chunk = *self.groups[id as usize].chunks.get(chunk_id);
+    pub(super) fn release_chunk(
+        &mut self,
+        free_block: BlockId,
+        chunk_id: ChunkId,
+        id: ArenaId,
+    ) -> bool {
+        let chunk = *self.arenas[id as usize].chunks.get(chunk_id);
         if self.gpu.unmap(chunk.home, chunk.size).is_err() {
             self.counters.driver_errors += 1;
             return false;
         }
-        self.cut(hole, chunk.home, chunk.size);
+        self.cut(free_block, chunk.home, chunk.size);
         self.gpu.release(chunk.handle, chunk.size);
-        let group = &mut self.groups[id as usize];
-        group.space.give(chunk.home, chunk.size);
-        group.chunks.remove(chunk_id);
-        group.reserved -= chunk.size;
+        let arena = &mut self.arenas[id as usize];
+        arena.addresses.give(chunk.home, chunk.size);
+        arena.chunks.remove(chunk_id);
+        arena.reserved -= chunk.size;
         self.counters.chunk_removed(chunk.size);
         self.journal
             .note(Happening::Unmapped(chunk.home, chunk.size));

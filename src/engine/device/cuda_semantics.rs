@@ -1,14 +1,16 @@
 //! What a program's own CUDA calls ask of a device: memory as `cudaMalloc` and `cudaMallocAsync` hand
 //! it out, and what can be asked about it.
 
-use crate::core::{ALL_STREAMS, Allocation, Found, Gpu, Origin, SHARED, StreamKey, UNORDERED};
+use crate::core::{
+    ALL_STREAMS, Allocation, Found, Gpu, Origin, SHARED_ARENA, StreamKey, UNORDERED,
+};
 use crate::device::captures;
-use crate::device::depot::Aside;
+use crate::device::depot::DeferredBlock;
 use crate::device::driver_gpu::{
     foreign_context, synchronize, synchronize_in_capture, synchronize_stream,
 };
 use crate::device::live_streams::LiveStreams;
-use crate::device::stream_cache::Owner;
+use crate::device::stream_cache::CacheKey;
 use crate::device::{Device, OutOfMemory, State, UnknownPointer};
 use crate::ipc;
 use crate::util::lock::Guard;
@@ -40,64 +42,68 @@ impl Device {
     /// Takes back a block that no work uses any more: the caller has waited for it.
     #[inline]
     pub fn free_idle(&self, address: u64) -> Result<(), UnknownPointer> {
-        self.free_to_shelf(address, Owner::of(UNORDERED, Origin::Cuda))
+        self.free_to_cache(address, CacheKey::of(UNORDERED, Origin::Cuda))
     }
 
-    /// The same, from blocks that were set aside first ([`Device::set_aside`]); where there is no other
+    /// The same, from blocks that were set aside first ([`Device::free_relaxed`]); where there is no other
     /// memory, after waiting for all of them.
     ///
     /// Costs one lock that no other thread takes where this one has given back blocks of the same size,
     /// else the device's.
     #[inline]
-    pub fn allocate_from_aside(&self, size: usize) -> Result<u64, Box<OutOfMemory>> {
+    pub fn allocate_relaxed(&self, size: usize) -> Result<u64, Box<OutOfMemory>> {
         let taken = self.magazines.own().take(size as u64);
         match taken {
             Some(address) => Ok(address),
-            None => self.allocate_from_store(size),
+            None => self.allocate_from_depot(size),
         }
     }
 
     #[inline(never)]
-    fn allocate_from_store(&self, size: usize) -> Result<u64, Box<OutOfMemory>> {
+    fn allocate_from_depot(&self, size: usize) -> Result<u64, Box<OutOfMemory>> {
         let requested = size as u64;
         {
             let mut state = self.state.lock();
             let mut own = self.magazines.own();
-            let State { later, pool, .. } = &mut *state;
-            while own.advance(self.magazines.share(), later, pool) {
+            let State { depot, pool, .. } = &mut *state;
+            while own.advance(self.magazines.share(), depot, pool) {
                 if let Some(address) = own.take(requested) {
                     return Ok(address);
                 }
             }
-            if let Some(block) = later.take(requested, pool) {
-                own.know(block, self.magazines.share(), &mut later.holders);
+            if let Some(block) = depot.take(requested, pool) {
+                own.know(block, self.magazines.share(), &mut depot.holders);
                 return Ok(block.address);
             }
         }
-        let address = match self.allocate_without_shelf(size, UNORDERED, Origin::Cuda) {
-            Err(_) if self.take_back_aside() => {
-                self.allocate_without_shelf(size, UNORDERED, Origin::Cuda)
+        let address = match self.allocate_without_cache(size, UNORDERED, Origin::Cuda) {
+            Err(_) if self.reclaim_deferred() => {
+                self.allocate_without_cache(size, UNORDERED, Origin::Cuda)
             }
             block => block,
         }?;
         let mut state = self.state.lock();
         let mut own = self.magazines.own();
-        let live = state.pool.look_up(address);
+        let live = state.pool.find_live(address);
         if let Some(live) = live.filter(|it| state.pool.owner_of(it) == UNORDERED) {
-            let holders = &mut state.later.holders;
-            own.know(Aside { address, live }, self.magazines.share(), holders);
+            let holders = &mut state.depot.holders;
+            own.know(
+                DeferredBlock { address, live },
+                self.magazines.share(),
+                holders,
+            );
         }
         Ok(address)
     }
 
     /// Waits until all that was set aside is idle, and gives it to the pool. False where there was
     /// nothing, or waiting is not possible.
-    pub fn take_back_aside(&self) -> bool {
+    pub fn reclaim_deferred(&self) -> bool {
         let mut state = self.settled();
-        let State { later, pool, .. } = &mut *state;
-        let waited = later.bytes() > 0 && pool.gpu_mut().synchronize();
+        let State { depot, pool, .. } = &mut *state;
+        let waited = depot.bytes() > 0 && pool.gpu_mut().synchronize();
         if waited {
-            later.give_back(pool);
+            depot.give_back(pool);
         }
         waited
     }
@@ -107,11 +113,11 @@ impl Device {
     ///
     /// Costs one lock that no other thread takes where this one was handed the block, else the device's.
     #[inline]
-    pub fn set_aside(&self, address: u64) -> Result<(), UnknownPointer> {
+    pub fn free_relaxed(&self, address: u64) -> Result<(), UnknownPointer> {
         let mut own = self.magazines.own();
         if !own.put(address) {
             drop(own);
-            return self.set_aside_in_store(address);
+            return self.free_to_depot(address);
         }
         if own.is_full(self.magazines.share()) {
             drop(own);
@@ -125,14 +131,14 @@ impl Device {
     fn close_own(&self) {
         let mut state = self.state.lock();
         let mut own = self.magazines.own();
-        let State { later, pool, .. } = &mut *state;
-        own.close(self.magazines.share(), later, pool);
+        let State { depot, pool, .. } = &mut *state;
+        own.close(self.magazines.share(), depot, pool);
     }
 
     #[inline(never)]
-    fn set_aside_in_store(&self, address: u64) -> Result<(), UnknownPointer> {
+    fn free_to_depot(&self, address: u64) -> Result<(), UnknownPointer> {
         let mut state = self.state.lock();
-        let live = state.pool.look_up(address).ok_or(UnknownPointer)?;
+        let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
         if state.pool.owner_of(&live) != UNORDERED {
             drop(state);
             return self.free_later(address);
@@ -140,8 +146,8 @@ impl Device {
         if !self.forget(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
-        let State { later, pool, .. } = &mut *state;
-        match later.put(Aside { address, live }, pool) {
+        let State { depot, pool, .. } = &mut *state;
+        match depot.put(DeferredBlock { address, live }, pool) {
             true => Ok(()),
             false => Err(UnknownPointer),
         }
@@ -151,8 +157,8 @@ impl Device {
     /// of the device up to now is done. Does not wait.
     pub fn free_later(&self, address: u64) -> Result<(), UnknownPointer> {
         let mut state = self.state.lock();
-        let live = state.pool.look_up(address).ok_or(UnknownPointer)?;
-        if state.is_aside(&live) || !self.forget(&mut state, &live, address) {
+        let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
+        if state.is_deferred(&live) || !self.forget(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         state.users.remove(&address);
@@ -166,9 +172,9 @@ impl Device {
     /// memory again where it was allocated on the same stream; otherwise once this one's work up to now is done.
     #[inline]
     pub fn free_on(&self, address: u64, key: StreamKey) -> Result<(), UnknownPointer> {
-        if let Some(mut shelf) = self.shelves.of(Owner::of(key, Origin::Cuda))
-            && shelf.is_of(key)
-            && shelf.put(address)
+        if let Some(mut cache) = self.stream_caches.of(CacheKey::of(key, Origin::Cuda))
+            && cache.is_of(key)
+            && cache.put(address)
         {
             return Ok(());
         }
@@ -187,8 +193,8 @@ impl Device {
         address: u64,
         key: StreamKey,
     ) -> Result<(), UnknownPointer> {
-        let live = state.pool.look_up(address).ok_or(UnknownPointer)?;
-        if state.is_aside(&live) || !self.forget(&mut state, &live, address) {
+        let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
+        if state.is_deferred(&live) || !self.forget(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         state.users.remove(&address);
@@ -233,16 +239,16 @@ impl Device {
         self.is_the_programs(&self.state.lock(), address)
     }
 
-    /// The same under the device's lock. What lies on a shelf, or is set aside, is in use to the pool, and
+    /// The same under the device's lock. What lies on a stream cache, or is set aside, is in use to the pool, and
     /// not to the program.
     fn is_the_programs(&self, state: &State, address: u64) -> bool {
-        let Some(live) = state.pool.look_up(address) else {
+        let Some(live) = state.pool.find_live(address) else {
             return false;
         };
-        let shelf = self.shelves.of(state.cache_of(&live));
-        !state.is_aside(&live)
-            && shelf.is_none_or(|shelf| !shelf.has(address))
-            && !self.magazines.has(&live, address, &state.later.holders)
+        let cache = self.stream_caches.of(state.cache_of(&live));
+        !state.is_deferred(&live)
+            && cache.is_none_or(|cache| !cache.has(address))
+            && !self.magazines.has(&live, address, &state.depot.holders)
     }
 
     /// The block in use around an address, which need not be its start.
@@ -293,7 +299,7 @@ impl Device {
         let tally = state.pool.tally();
         let live_of_allocator = tally.in_use(Origin::Allocator);
         Usage {
-            live: live_of_allocator + tally.in_use(Origin::Cuda) - state.later.bytes(),
+            live: live_of_allocator + tally.in_use(Origin::Cuda) - state.depot.bytes(),
             live_of_allocator,
             reserved: tally.held(),
         }
@@ -305,7 +311,7 @@ impl Device {
     pub fn admit_outside(&self, bytes: u64, may_wait: bool) -> bool {
         let ledger = &self.ledger;
         if may_wait && !ledger.allows(bytes) {
-            self.take_back_aside();
+            self.reclaim_deferred();
             self.empty_cache();
         }
         let _state = self.state.lock();
@@ -323,9 +329,10 @@ impl Device {
         let (requested, rounded) = (size as u64, state.round_up.round_up(size) as u64);
         let pool = &mut state.pool;
         let capturing = replace(&mut pool.gpu_mut().capturing, true);
-        let handed = pool.allocate_free(rounded, requested, UNORDERED, SHARED, Origin::Cuda);
+        let allocated =
+            pool.allocate_free(rounded, requested, UNORDERED, SHARED_ARENA, Origin::Cuda);
         pool.gpu_mut().capturing = capturing;
-        handed.map(|it| it.address)
+        allocated.map(|it| it.address)
     }
 
     /// The program has given so many of them back.
@@ -370,23 +377,23 @@ impl Device {
     pub fn start_over(&self, ended: bool) {
         let take_back = |state: &mut State| {
             self.empty_all(state);
-            let State { later, pool, .. } = state;
-            later.give_back(pool);
+            let State { depot, pool, .. } = state;
+            depot.give_back(pool);
         };
         let mut state = self.state.lock();
         // No stream outlives its context.
-        self.lasting.forget_all();
+        self.permanent.forget_all();
         self.live_streams.clear();
         LiveStreams::created().clear();
         take_back(&mut state);
         let blocks: Vec<Found> = state.pool.blocks_in_use().collect();
         for block in blocks {
             ipc::forget(block.start);
-            while let Some(live) = state.pool.look_up(block.start) {
+            while let Some(live) = state.pool.find_live(block.start) {
                 if self.forget(&mut state, &live, block.start) {
                     state.pool.free_live(live);
                 } else {
-                    // Freed since, it lies on a shelf or in a magazine, which would hand it out once more.
+                    // Freed since, it lies on a stream cache or in a magazine, which would hand it out once more.
                     take_back(&mut state);
                 }
             }

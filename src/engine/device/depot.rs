@@ -14,12 +14,12 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 /// A block that was given back.
 #[derive(Clone, Copy)]
-pub struct Aside {
+pub struct DeferredBlock {
     pub address: u64,
     pub live: Live,
 }
 
-impl Aside {
+impl DeferredBlock {
     #[inline]
     pub fn size(&self) -> u64 {
         block_size(self.live.requested)
@@ -28,7 +28,7 @@ impl Aside {
 
 #[derive(Default)]
 struct Batch {
-    blocks: Vec<Aside>,
+    blocks: Vec<DeferredBlock>,
     bytes: u64,
 }
 
@@ -54,14 +54,14 @@ impl Hasher for Spread {
 }
 
 /// What is set aside on one device.
-pub struct Later {
+pub struct Depot {
     /// Bytes behind one event, and bytes that are kept for their sizes.
     limit: u64,
     open: Batch,
     /// In the order of their events.
     waiting: VecDeque<(Event, Batch)>,
     /// Idle blocks by the size that was asked for.
-    ready: HashMap<u64, Vec<Aside>, BuildHasherDefault<Spread>>,
+    ready: HashMap<u64, Vec<DeferredBlock>, BuildHasherDefault<Spread>>,
     ready_bytes: u64,
     /// Bytes of all of them.
     bytes: u64,
@@ -69,10 +69,10 @@ pub struct Later {
     pub holders: Holders,
 }
 
-impl Later {
+impl Depot {
     /// For a device with so many bytes of memory.
     pub fn new(total: u64) -> Self {
-        Later {
+        Depot {
             limit: (total / 512).max(32 << 20),
             open: Batch::default(),
             waiting: VecDeque::new(),
@@ -90,7 +90,7 @@ impl Later {
 
     /// Sets a block aside that was looked up just now. False where it is already.
     #[inline]
-    pub fn put(&mut self, block: Aside, pool: &mut Pool<DriverGpu>) -> bool {
+    pub fn put(&mut self, block: DeferredBlock, pool: &mut Pool<DriverGpu>) -> bool {
         if !pool.share(&block.live) {
             return false;
         }
@@ -106,29 +106,34 @@ impl Later {
     }
 
     /// Sets blocks aside that have their event already.
-    pub fn await_event(&mut self, event: Event, blocks: Vec<Aside>, pool: &mut Pool<DriverGpu>) {
+    pub fn await_event(
+        &mut self,
+        event: Event,
+        blocks: Vec<DeferredBlock>,
+        pool: &mut Pool<DriverGpu>,
+    ) {
         let bytes = self.take_in(&blocks, pool);
         self.waiting.push_back((event, Batch { blocks, bytes }));
     }
 
     /// Sets blocks aside that nothing uses any more.
-    pub fn restock(&mut self, blocks: Vec<Aside>, pool: &mut Pool<DriverGpu>) {
+    pub fn restock(&mut self, blocks: Vec<DeferredBlock>, pool: &mut Pool<DriverGpu>) {
         let bytes = self.take_in(&blocks, pool);
         self.make_ready(Batch { blocks, bytes }, pool);
     }
 
     /// Notes blocks as set aside, which none of them is. Answers their bytes.
-    fn take_in(&mut self, blocks: &[Aside], pool: &mut Pool<DriverGpu>) -> u64 {
+    fn take_in(&mut self, blocks: &[DeferredBlock], pool: &mut Pool<DriverGpu>) -> u64 {
         for block in blocks {
             pool.share(&block.live);
         }
-        let bytes = blocks.iter().map(Aside::size).sum();
+        let bytes = blocks.iter().map(DeferredBlock::size).sum();
         self.bytes += bytes;
         bytes
     }
 
     /// A block of this size that nothing uses any more.
-    pub fn take(&mut self, requested: u64, pool: &mut Pool<DriverGpu>) -> Option<Aside> {
+    pub fn take(&mut self, requested: u64, pool: &mut Pool<DriverGpu>) -> Option<DeferredBlock> {
         let mut found = self.pop(requested);
         // No more batches than are needed, so that what is kept for its size stays little.
         while found.is_none() && self.advance(pool) {
@@ -144,7 +149,7 @@ impl Later {
         Some(block)
     }
 
-    fn pop(&mut self, requested: u64) -> Option<Aside> {
+    fn pop(&mut self, requested: u64) -> Option<DeferredBlock> {
         self.ready.get_mut(&requested)?.pop()
     }
 
@@ -205,7 +210,7 @@ impl Later {
     }
 }
 
-fn give_back(block: Aside, pool: &mut Pool<DriverGpu>) {
+fn give_back(block: DeferredBlock, pool: &mut Pool<DriverGpu>) {
     pool.unshare(&block.live);
     // The pool knows it: it was looked up when it was set aside.
     let _ = pool.free(block.address);

@@ -4,7 +4,7 @@ use crate::core::{ALL_STREAMS, Event, Gpu, Handle, Refusal, StreamKey, UNORDERED
 use crate::device::captures::{self, NoCapture};
 use crate::device::ledger::{Call, Ledger};
 use crate::device::live_streams::LiveStreams;
-use crate::device::permanent_streams::Streams;
+use crate::device::permanent_streams::PermanentStreams;
 use crate::driver::Functions;
 use crate::driver::sys::*;
 use crate::ipc::Spans;
@@ -72,7 +72,7 @@ enum Leftover {
         size: u64,
     },
     /// A plain segment of another process.
-    Opened {
+    Imported {
         address: u64,
     },
 }
@@ -263,7 +263,7 @@ fn refusal(status: u32) -> Result<(), Refusal> {
 pub fn stream_key(
     functions: &Functions,
     context: usize,
-    lasting: &Streams,
+    permanent: &PermanentStreams,
     handle: u64,
 ) -> StreamKey {
     match handle {
@@ -273,7 +273,7 @@ pub fn stream_key(
             id: thread_number(),
         },
         _ => {
-            let known = lasting.get(handle);
+            let known = permanent.get(handle);
             let id = known.unwrap_or_else(|| stream_id(functions, context, handle));
             StreamKey { handle, id }
         }
@@ -283,9 +283,14 @@ pub fn stream_key(
 /// Has the driver never asked again for the identity of a stream that is never destroyed. No effect
 /// while the stream is captured: it cannot be asked for then.
 #[cold]
-pub fn keep_stream(functions: &Functions, context: usize, lasting: &Streams, handle: u64) {
+pub fn keep_stream(
+    functions: &Functions,
+    context: usize,
+    permanent: &PermanentStreams,
+    handle: u64,
+) {
     if let Some(key) = created_stream(functions, context, handle) {
-        lasting.keep(handle, key.id);
+        permanent.keep(handle, key.id);
     }
 }
 
@@ -699,7 +704,7 @@ impl DriverGpu {
                 // SAFETY: the pool reserved the range, has forgotten it, and nothing is mapped in it.
                 unsafe { (f.cuMemAddressFree)(address, size as usize) }
             }),
-            Leftover::Opened { address } => {
+            Leftover::Imported { address } => {
                 let _current = current(&self.functions, self.properties.context);
                 // SAFETY: opened once for each time that it is closed, and nothing uses it.
                 unsafe { (self.functions.cuIpcCloseMemHandle)(address) }
@@ -708,10 +713,10 @@ impl DriverGpu {
         match what {
             // It went with its context. Asked again later, the driver would take back what is there by then.
             Leftover::Segment { size, .. } if self.ended => self.ledger.give(size),
-            Leftover::Opened { .. } if self.ended => {}
+            Leftover::Imported { .. } if self.ended => {}
             _ if status != 0 => self.leftovers.push(what),
             Leftover::Chunk { size, .. } | Leftover::Segment { size, .. } => self.ledger.give(size),
-            Leftover::Mapping { .. } | Leftover::Addresses { .. } | Leftover::Opened { .. } => {}
+            Leftover::Mapping { .. } | Leftover::Addresses { .. } | Leftover::Imported { .. } => {}
         }
     }
 
@@ -740,7 +745,7 @@ impl DriverGpu {
     /// Closes a plain segment of another process once.
     pub fn close_segment(&mut self, address: u64) {
         self.give_back_leftovers();
-        self.give_back(Leftover::Opened { address });
+        self.give_back(Leftover::Imported { address });
     }
 
     /// Tries once more what could not be given back.

@@ -4,7 +4,7 @@
 //! A magazine collects blocks in batches. Behind each full one goes an event of the whole device, and
 //! once that has passed the blocks are handed out again, for the same size. All of it stays with the
 //! thread, in a lock that others take only in passing; one call in a batch needs the device's lock.
-//! What a magazine has no room for lies in the device's own store ([`Later`]).
+//! What a magazine has no room for lies in the device's own store ([`Depot`]).
 //!
 //! To the pool a block in a magazine is in use, and so it is where a block is looked for by its address
 //! ([`Magazines::has`] tells). Whoever looks at the pool as a whole, or wants memory that it does not
@@ -14,10 +14,10 @@
 //! and cease to be under both.
 
 use crate::core::{ALL_STREAMS, Event, Gpu, Live, Origin, Pool};
-use crate::device::depot::{Aside, Later};
+use crate::device::depot::{DeferredBlock, Depot};
 use crate::device::driver_gpu::DriverGpu;
 use crate::device::stream_cache::{Recycled, spread};
-use crate::util::lock::{Apart, Guard, Lock};
+use crate::util::lock::{CachePadded, Guard, Lock};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -58,7 +58,7 @@ fn own_number() -> usize {
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Item {
-    block: Aside,
+    block: DeferredBlock,
     /// It was given back, and lies here.
     lying: bool,
 }
@@ -77,7 +77,7 @@ struct Batch {
 
 impl Batch {
     #[inline]
-    fn push(&mut self, place: usize, block: &Aside) {
+    fn push(&mut self, place: usize, block: &DeferredBlock) {
         let requested = block.live.requested;
         if self.places.is_empty() {
             (self.requested, self.mixed) = (requested, false);
@@ -119,7 +119,7 @@ pub struct Magazines {
     made: AtomicU64,
     /// What each may have of the limit.
     share: AtomicU64,
-    places: [OnceLock<Box<Apart<Lock<Magazine>>>>; MAGAZINES],
+    places: [OnceLock<Box<CachePadded<Lock<Magazine>>>>; MAGAZINES],
 }
 
 /// Which magazine knows a block, by the block's index in the pool. Under the device's lock.
@@ -170,7 +170,7 @@ impl Magazines {
             let made = self.made.fetch_or(bit, Relaxed) | bit;
             let share = self.limit / u64::from(made.count_ones());
             self.share.fetch_min(share, Relaxed);
-            Box::new(Apart(Lock::new(Magazine {
+            Box::new(CachePadded(Lock::new(Magazine {
                 number: number as u8,
                 known: Box::new([None; KNOWN]),
                 open: Batch::default(),
@@ -221,11 +221,11 @@ impl Magazines {
     }
 
     /// Empties every magazine into the device's store.
-    pub fn empty(&self, later: &mut Later, pool: &mut Pool<DriverGpu>) {
+    pub fn empty(&self, depot: &mut Depot, pool: &mut Pool<DriverGpu>) {
         let mut made = self.made.load(Relaxed);
         while made != 0 {
             if let Some(magazine) = self.places[made.trailing_zeros() as usize].get() {
-                magazine.lock().empty(later, pool);
+                magazine.lock().empty(depot, pool);
             }
             made &= made - 1;
         }
@@ -282,7 +282,7 @@ impl Magazine {
 
     /// Puts an event behind the latest blocks, or where there is no room for more, or no event, them
     /// into the store.
-    pub fn close(&mut self, share: u64, later: &mut Later, pool: &mut Pool<DriverGpu>) {
+    pub fn close(&mut self, share: u64, depot: &mut Depot, pool: &mut Pool<DriverGpu>) {
         // Another thread with the same magazine may have been quicker.
         if self.open.places.is_empty() {
             return;
@@ -296,12 +296,12 @@ impl Magazine {
                 self.waiting_bytes += batch.bytes;
                 self.waiting.push_back((event, batch));
             }
-            None => self.pour_open(later, pool),
+            None => self.pour_open(depot, pool),
         }
     }
 
     /// The oldest batch is ready, if its event has passed. True if it was.
-    pub fn advance(&mut self, share: u64, later: &mut Later, pool: &mut Pool<DriverGpu>) -> bool {
+    pub fn advance(&mut self, share: u64, depot: &mut Depot, pool: &mut Pool<DriverGpu>) -> bool {
         let passed = |(event, _): &(Event, Batch)| pool.gpu_mut().passed(*event);
         if !self.waiting.front().is_some_and(passed) {
             return false;
@@ -312,10 +312,10 @@ impl Magazine {
         pool.gpu_mut().forget(event);
         self.waiting_bytes -= batch.bytes;
         if self.ready_bytes + batch.bytes > share {
-            self.pour_ready(later, pool);
+            self.pour_ready(depot, pool);
         }
         if !batch.mixed {
-            let at = self.ready_at(batch.requested, later, pool);
+            let at = self.ready_at(batch.requested, depot, pool);
             let ready = &mut self.ready[at].places;
             if ready.is_empty() {
                 std::mem::swap(ready, &mut batch.places);
@@ -328,7 +328,7 @@ impl Magazine {
                 continue;
             };
             let (requested, size) = (item.block.live.requested, item.block.size());
-            let at = self.ready_at(requested, later, pool);
+            let at = self.ready_at(requested, depot, pool);
             self.ready_bytes += size;
             self.ready[at].places.push(place);
         }
@@ -338,11 +338,11 @@ impl Magazine {
     }
 
     /// Where the idle blocks of a size are. Those of all sizes make room where there are too many sizes.
-    fn ready_at(&mut self, requested: u64, later: &mut Later, pool: &mut Pool<DriverGpu>) -> usize {
+    fn ready_at(&mut self, requested: u64, depot: &mut Depot, pool: &mut Pool<DriverGpu>) -> usize {
         let known = self.ready.iter().position(|it| it.requested == requested);
         known.unwrap_or_else(|| {
             if self.ready.len() >= SIZES {
-                self.pour_ready(later, pool);
+                self.pour_ready(depot, pool);
             }
             self.ready.push(Ready {
                 requested,
@@ -354,7 +354,7 @@ impl Magazine {
 
     /// Knows a block from now on that is handed out just now, unless there is no place for it, or it is
     /// more than a magazine may have.
-    pub fn know(&mut self, block: Aside, share: u64, holders: &mut Holders) {
+    pub fn know(&mut self, block: DeferredBlock, share: u64, holders: &mut Holders) {
         if block.size() > share {
             return;
         }
@@ -395,43 +395,43 @@ impl Magazine {
         }
     }
 
-    fn empty(&mut self, later: &mut Later, pool: &mut Pool<DriverGpu>) {
+    fn empty(&mut self, depot: &mut Depot, pool: &mut Pool<DriverGpu>) {
         self.recycled.tell(Origin::Cuda, pool);
-        self.pour_ready(later, pool);
+        self.pour_ready(depot, pool);
         while let Some((event, mut batch)) = self.waiting.pop_front() {
-            let blocks = self.release(&mut batch, &mut later.holders);
-            later.await_event(event, blocks, pool);
+            let blocks = self.release(&mut batch, &mut depot.holders);
+            depot.await_event(event, blocks, pool);
         }
         self.waiting_bytes = 0;
-        self.pour_open(later, pool);
+        self.pour_open(depot, pool);
     }
 
-    fn pour_open(&mut self, later: &mut Later, pool: &mut Pool<DriverGpu>) {
+    fn pour_open(&mut self, depot: &mut Depot, pool: &mut Pool<DriverGpu>) {
         let mut open = std::mem::take(&mut self.open);
-        for block in self.release(&mut open, &mut later.holders) {
-            later.put(block, pool);
+        for block in self.release(&mut open, &mut depot.holders) {
+            depot.put(block, pool);
         }
         self.open = open;
     }
 
-    fn pour_ready(&mut self, later: &mut Later, pool: &mut Pool<DriverGpu>) {
+    fn pour_ready(&mut self, depot: &mut Depot, pool: &mut Pool<DriverGpu>) {
         for Ready { places, .. } in std::mem::take(&mut self.ready) {
             let mut ready = Batch {
                 places,
                 ..Batch::default()
             };
-            let blocks = self.release(&mut ready, &mut later.holders);
-            later.restock(blocks, pool);
+            let blocks = self.release(&mut ready, &mut depot.holders);
+            depot.restock(blocks, pool);
         }
         self.ready_bytes = 0;
     }
 
     /// The blocks of a batch, which this magazine knows no more.
-    fn release(&mut self, batch: &mut Batch, holders: &mut Holders) -> Vec<Aside> {
+    fn release(&mut self, batch: &mut Batch, holders: &mut Holders) -> Vec<DeferredBlock> {
         batch.bytes = 0;
         let places = batch.places.drain(..);
         let items = places.filter_map(|place| self.known[usize::from(place)].take());
-        let blocks: Vec<Aside> = items.map(|item| item.block).collect();
+        let blocks: Vec<DeferredBlock> = items.map(|item| item.block).collect();
         blocks
             .iter()
             .for_each(|block| holders.set(&block.live, NOBODY));

@@ -29,20 +29,20 @@ pub use figures::Figures;
 pub use ipc_memory::Shared;
 pub use ledger::{Call, CallFigures};
 pub use oom_report::OutOfMemory;
-pub use permanent_streams::Lasting;
+pub use permanent_streams::PermanentMap;
 pub use pool_checkpoint::NotRestored;
 pub use private_pools::{PoolId, Route};
 pub use supplier::Supplier;
 
 use capture_reuse::{Branches, Users};
-use depot::Later;
+use depot::Depot;
 use magazine::Magazines;
 use oom_report::Bytes;
-use private_pools::{From, Privates, Routed};
+use private_pools::{From, PrivatePools, Routed};
 
 use crate::core::{
-    BLOCK, GroupId, Handed, Lists, Live, Origin, Policy, Pool, Refusal, SHARED, Shortage,
-    StreamKey, UNORDERED,
+    Allocated, ArenaId, BLOCK, Live, Metadata, Origin, Policy, Pool, Refusal, SHARED_ARENA,
+    Shortage, StreamKey, UNORDERED,
 };
 use crate::device::driver_gpu::{
     DriverGpu, Events, Properties, created_stream, foreign_context, is_capturing, keep_stream,
@@ -50,13 +50,13 @@ use crate::device::driver_gpu::{
 };
 use crate::device::ledger::Ledger;
 use crate::device::live_streams::LiveStreams;
-use crate::device::permanent_streams::Streams;
-use crate::device::stream_cache::{Habits, Owner, Shelf, Shelves};
+use crate::device::permanent_streams::PermanentStreams;
+use crate::device::stream_cache::{CacheKey, Predictors, StreamCache, StreamCaches};
 use crate::driver::Functions;
 use crate::settings::{Free, RoundUp, Settings};
-use crate::util::lock::{Apart, Guard, Lock};
+use crate::util::lock::{CachePadded, Guard, Lock};
 use crate::util::message;
-use crate::util::single_flight::Together;
+use crate::util::single_flight::SingleFlight;
 use history::History;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -73,13 +73,13 @@ struct State {
     /// Blocks come from the driver one by one; and those that did, with their sizes.
     uncached: bool,
     blocks: HashMap<u64, u64>,
-    habits: Habits,
-    private: Privates,
+    predictors: Predictors,
+    private: PrivatePools,
     /// Who supplied which segment, by address.
     suppliers: HashMap<u64, Arc<dyn Supplier>>,
     routes: Vec<Routed>,
     /// Blocks that wait for no one stream.
-    later: Later,
+    depot: Depot,
     /// Streams of one capture that use a block in use, where no others do.
     users: HashMap<u64, Users>,
     branches: Branches,
@@ -92,14 +92,14 @@ struct State {
 impl State {
     /// Whether a block, which is in use to the pool, was set aside: of those of no stream's, what is marked as
     /// shared.
-    fn is_aside(&self, live: &Live) -> bool {
+    fn is_deferred(&self, live: &Live) -> bool {
         self.pool.owner_of(live) == UNORDERED && self.pool.shares(live)
     }
 
     /// Which cache of a stream a block in use goes to.
     #[inline]
-    fn cache_of(&self, live: &Live) -> Owner {
-        Owner::of(self.pool.owner_of(live), self.pool.origin_of(live))
+    fn cache_of(&self, live: &Live) -> CacheKey {
+        CacheKey::of(self.pool.owner_of(live), self.pool.origin_of(live))
     }
 }
 
@@ -114,24 +114,24 @@ pub struct Device {
     /// Some allocations go to private pools.
     routed: AtomicBool,
     /// Streams that are never destroyed.
-    lasting: Box<Streams>,
-    shelves: Shelves,
+    permanent: Box<PermanentStreams>,
+    stream_caches: StreamCaches,
     /// Blocks of no stream's that were freed without waiting.
     magazines: Magazines,
-    /// `free:relaxed`: they are the only ones, and no shelf is for them.
+    /// `free:relaxed`: they are the only ones, and no stream cache is for them.
     relaxed: bool,
-    waits: Apart<Together>,
+    waits: CachePadded<SingleFlight>,
     /// Events for waits for the whole device.
     wait_events: Arc<Mutex<Events>>,
     /// Streams of the device that exist.
     live_streams: Arc<LiveStreams>,
-    state: Apart<Lock<State>>,
+    state: CachePadded<Lock<State>>,
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
         let state = self.state.0.get_mut();
-        self.shelves.clear_all(None, &mut state.pool);
+        self.stream_caches.clear_all(None, &mut state.pool);
         state.pool.shut();
     }
 }
@@ -143,7 +143,7 @@ struct Request {
     size: usize,
     key: StreamKey,
     origin: Origin,
-    group: GroupId,
+    arena: ArenaId,
 }
 
 /// An address that is not the start of a block in use.
@@ -158,7 +158,7 @@ impl Device {
         devices: i32,
         settings: &Settings,
     ) -> Result<Device, String> {
-        let lists = Lists::new().ok_or(
+        let metadata = Metadata::new().ok_or(
             "the process may not have the 4 GiB of addresses that its lists need (ulimit -v, \
              vm.overcommit_memory)",
         )?;
@@ -195,15 +195,15 @@ impl Device {
             live_streams.clone(),
         );
         let mut state = State {
-            pool: Pool::new(gpu, policy, lists),
+            pool: Pool::new(gpu, policy, metadata),
             round_up: settings.round_up,
             uncached: false,
             blocks: HashMap::new(),
-            habits: Habits::new(),
-            private: Privates::default(),
+            predictors: Predictors::new(),
+            private: PrivatePools::default(),
             suppliers: HashMap::new(),
             routes: Vec::new(),
-            later: Later::new(total),
+            depot: Depot::new(total),
             users: HashMap::new(),
             branches: Branches::new(settings.graph_capture_record_stream_reuse),
             history: History::default(),
@@ -225,14 +225,14 @@ impl Device {
             ledger,
             fraction: AtomicU64::new(settings.per_process_memory_fraction.to_bits()),
             routed: AtomicBool::new(false),
-            lasting: Box::default(),
-            shelves: Shelves::new(),
+            permanent: Box::default(),
+            stream_caches: StreamCaches::new(),
             magazines: Magazines::new(total),
             relaxed: settings.free == Free::Relaxed,
-            waits: Apart(Together::default()),
+            waits: CachePadded(SingleFlight::default()),
             wait_events,
             live_streams,
-            state: Apart(Lock::new(state)),
+            state: CachePadded(Lock::new(state)),
         })
     }
 
@@ -264,14 +264,14 @@ impl Device {
     #[inline(always)]
     pub fn key(&self, stream: u64) -> StreamKey {
         let context = self.properties.context;
-        stream_key(&self.functions, context, &self.lasting, stream)
+        stream_key(&self.functions, context, &self.permanent, stream)
     }
 
     /// The stream (by handle), which is one of this device's, is never destroyed: the driver is asked for
     /// it once more at most.
     pub fn keep_stream(&self, stream: u64) {
         let context = self.properties.context;
-        keep_stream(&self.functions, context, &self.lasting, stream);
+        keep_stream(&self.functions, context, &self.permanent, stream);
         self.add_stream(stream);
     }
 
@@ -309,51 +309,51 @@ impl Device {
         key: StreamKey,
         origin: Origin,
     ) -> Result<u64, Box<OutOfMemory>> {
-        match self.shelves.any_open() {
-            true => self.allocate_by_shelf(size, key, origin),
-            false => self.allocate_without_shelf(size, key, origin),
+        match self.stream_caches.any_open() {
+            true => self.allocate_by_cache(size, key, origin),
+            false => self.allocate_without_cache(size, key, origin),
         }
     }
 
     #[inline(never)]
-    fn allocate_by_shelf(
+    fn allocate_by_cache(
         &self,
         size: usize,
         key: StreamKey,
         origin: Origin,
     ) -> Result<u64, Box<OutOfMemory>> {
         if !self.routed.load(Relaxed)
-            && let Some(mut shelf) = self.shelves.of(Owner::of(key, origin))
+            && let Some(mut cache) = self.stream_caches.of(CacheKey::of(key, origin))
         {
-            match shelf.take(key, size as u64) {
+            match cache.take(key, size as u64) {
                 Some(address) => Ok(address),
-                None => self.allocate_after_miss(shelf, size, key, origin),
+                None => self.allocate_after_miss(cache, size, key, origin),
             }
         } else {
-            self.allocate_without_shelf(size, key, origin)
+            self.allocate_without_cache(size, key, origin)
         }
     }
 
     #[inline(never)]
     fn allocate_after_miss(
         &self,
-        shelf: Guard<'_, Shelf>,
+        cache: Guard<'_, StreamCache>,
         size: usize,
         key: StreamKey,
         origin: Origin,
     ) -> Result<u64, Box<OutOfMemory>> {
         // In this order a lock may only be tried.
         match self.state.try_lock() {
-            Some(state) => self.allocate_from_pool(state, Some(shelf), size, key, origin),
+            Some(state) => self.allocate_from_pool(state, Some(cache), size, key, origin),
             None => {
-                drop(shelf);
-                self.allocate_without_shelf(size, key, origin)
+                drop(cache);
+                self.allocate_without_cache(size, key, origin)
             }
         }
     }
 
     #[inline(always)]
-    fn allocate_without_shelf(
+    fn allocate_without_cache(
         &self,
         size: usize,
         key: StreamKey,
@@ -361,65 +361,67 @@ impl Device {
     ) -> Result<u64, Box<OutOfMemory>> {
         let state = self.state.lock();
         // None is opened or closed, and nothing routed, without this lock.
-        match self.shelves.any_open() || self.routed.load(Relaxed) {
+        match self.stream_caches.any_open() || self.routed.load(Relaxed) {
             false => {
                 let request = Request {
                     size,
                     key,
                     origin,
-                    group: SHARED,
+                    arena: SHARED_ARENA,
                 };
-                self.allocate_from_group(state, None, request, false)
+                self.allocate_from_arena(state, None, request, false)
             }
             true => {
-                let shelf = self.shelves.of(Owner::of(key, origin));
-                self.allocate_from_pool(state, shelf, size, key, origin)
+                let cache = self.stream_caches.of(CacheKey::of(key, origin));
+                self.allocate_from_pool(state, cache, size, key, origin)
             }
         }
     }
 
-    /// With the stream's shelf, if that is open.
+    /// With the stream's stream cache, if that is open.
     #[inline(never)]
     fn allocate_from_pool(
         &self,
         mut state: Guard<'_, State>,
-        mut shelf: Option<Guard<'_, Shelf>>,
+        mut cache: Option<Guard<'_, StreamCache>>,
         size: usize,
         key: StreamKey,
         origin: Origin,
     ) -> Result<u64, Box<OutOfMemory>> {
-        let group = match self.routed.load(Relaxed) && origin == Origin::Allocator {
-            false => SHARED,
+        let arena = match self.routed.load(Relaxed) && origin == Origin::Allocator {
+            false => SHARED_ARENA,
             true => match self.routed(&mut state, key.handle) {
-                From::Group(group) => group,
+                From::Arena(arena) => arena,
                 From::Restored(address) => return Ok(address),
                 From::Driver => return self.allocate_uncached(&mut state, size),
                 From::Nothing => {
                     let size = size as u64;
-                    let shortage = state.pool.shortage(size, SHARED, Refusal::OutOfMemory);
-                    return Err(self.out_of_memory(&mut state, size, shortage, SHARED));
+                    let shortage = state
+                        .pool
+                        .shortage(size, SHARED_ARENA, Refusal::OutOfMemory);
+                    return Err(self.out_of_memory(&mut state, size, shortage, SHARED_ARENA));
                 }
             },
         };
-        if let Some(shelf) = &mut shelf {
-            shelf.clear(&mut state.pool);
+        if let Some(cache) = &mut cache {
+            cache.clear(&mut state.pool);
         }
-        let others = self.shelves.any_besides(shelf.as_deref());
+        let others = self.stream_caches.any_besides(cache.as_deref());
         let request = Request {
             size,
             key,
             origin,
-            group,
+            arena,
         };
-        self.allocate_from_group(state, shelf, request, others)
+        self.allocate_from_arena(state, cache, request, others)
     }
 
-    /// With the stream's shelf, which is empty, if that is open; `others` tells whether any other is.
+    /// With the stream's stream cache, which is empty, if that is open; `others` tells whether any other is.
     #[inline(always)]
-    fn allocate_from_group(
+    fn allocate_from_arena(
         &self,
         mut state: Guard<'_, State>,
-        shelf: Option<Guard<'_, Shelf>>,
+        cache: Option<Guard<'_, StreamCache>>,
         request: Request,
         others: bool,
     ) -> Result<u64, Box<OutOfMemory>> {
@@ -427,40 +429,40 @@ impl Device {
             size,
             key,
             origin,
-            group,
+            arena,
         } = request;
         let (requested, rounded) = (size as u64, state.round_up.round_up(size) as u64);
-        let held = shelf.as_deref();
-        // To the pool a block on any shelf is in use; no peak may count it.
+        let held = cache.as_deref();
+        // To the pool a block on any stream cache is in use; no peak may count it.
         if others && state.pool.tally().would_peak(origin, rounded, requested) {
-            self.shelves.clear_all(held, &mut state.pool);
+            self.stream_caches.clear_all(held, &mut state.pool);
         }
         let found = state
             .pool
-            .allocate_free(rounded, requested, key, group, origin);
-        let handed = match found {
-            Some(handed) => handed,
+            .allocate_free(rounded, requested, key, arena, origin);
+        let allocated = match found {
+            Some(allocated) => allocated,
             None => {
                 // Made in this branch alone, or each request would be written to the stack.
                 let request = Request {
                     size,
                     key,
                     origin,
-                    group,
+                    arena,
                 };
                 self.search(&mut state, held, &request, rounded)?
             }
         };
-        let Handed { address, slot } = handed;
-        if group == SHARED && !state.pool.frees_at_once(rounded) {
-            match shelf {
-                Some(shelf) if shelf.is_idle() => self.shelves.end(shelf),
-                Some(mut shelf) => shelf.track(key, address, requested, rounded),
+        let Allocated { address, list } = allocated;
+        if arena == SHARED_ARENA && !state.pool.frees_at_once(rounded) {
+            match cache {
+                Some(cache) if cache.is_idle() => self.stream_caches.end(cache),
+                Some(mut cache) => cache.track(key, address, requested, rounded),
                 // Such memory has magazines instead.
                 None if self.relaxed && key == UNORDERED => {}
-                None if state.habits.of(slot).asked(address, requested) => {
-                    if let Some(mut shelf) = self.shelves.begin(key, origin) {
-                        shelf.track(key, address, requested, rounded);
+                None if state.predictors.of(list).asked(address, requested) => {
+                    if let Some(mut cache) = self.stream_caches.begin(key, origin) {
+                        cache.track(key, address, requested, rounded);
                     }
                 }
                 None => {}
@@ -469,21 +471,21 @@ impl Device {
         Ok(address)
     }
 
-    /// Nothing that is free fits: the shelves are cleared (the stream's own is), and the pool goes up
+    /// Nothing that is free fits: the stream caches are cleared (the stream's own is), and the pool goes up
     /// the ladder.
     #[cold]
     #[inline(never)]
     fn search(
         &self,
         state: &mut State,
-        held: Option<&Shelf>,
+        held: Option<&StreamCache>,
         request: &Request,
         rounded: u64,
-    ) -> Result<Handed, Box<OutOfMemory>> {
-        self.shelves.clear_all(held, &mut state.pool);
+    ) -> Result<Allocated, Box<OutOfMemory>> {
+        self.stream_caches.clear_all(held, &mut state.pool);
         let tried = state.pool.tally().tried();
         let result = self.climb(state, request, rounded).map_err(|shortage| {
-            self.out_of_memory(state, request.size as u64, shortage, request.group)
+            self.out_of_memory(state, request.size as u64, shortage, request.arena)
         });
         if request.origin == Origin::Cuda {
             state.pool.tally_mut().tried_for_cuda(tried);
@@ -496,30 +498,30 @@ impl Device {
         state: &mut State,
         request: &Request,
         rounded: u64,
-    ) -> Result<Handed, Shortage> {
+    ) -> Result<Allocated, Shortage> {
         let &Request {
             size,
             key,
             origin,
-            group,
+            arena,
         } = request;
         let requested = size as u64;
-        let mut result = state.pool.allocate(rounded, requested, key, group, origin);
-        // Other groups may hold free memory to give back.
+        let mut result = state.pool.allocate(rounded, requested, key, arena, origin);
+        // Other arenas may hold free memory to give back.
         let unsupplied = matches!(&result, Err(it) if matches!(it.refusal, Refusal::Unsupplied(_)));
         if !unsupplied && result.is_err() && state.pool.trim_all(Some(key)) > 0 {
-            result = state.pool.allocate(rounded, requested, key, group, origin);
+            result = state.pool.allocate(rounded, requested, key, arena, origin);
         }
         let refused = |it: &Shortage| it.refusal == Refusal::OutOfMemory;
         if result.as_ref().is_err_and(refused) && external_cache::give_back() {
-            result = state.pool.allocate(rounded, requested, key, group, origin);
+            result = state.pool.allocate(rounded, requested, key, arena, origin);
         }
-        if result.is_err() && group == SHARED {
+        if result.is_err() && arena == SHARED_ARENA {
             // All that is free is idle now, if that could be waited for.
             let mut lent = state.private.iter().filter(|it| it.lent);
             let pool = &mut state.pool;
             let block =
-                lent.find_map(|it| pool.allocate_free(rounded, requested, key, it.group, origin));
+                lent.find_map(|it| pool.allocate_free(rounded, requested, key, it.arena, origin));
             result = block.map_or(result, Ok);
         }
         result
@@ -529,78 +531,85 @@ impl Device {
     /// `stream` is that stream's handle if the caller knows it: then it is quick to find.
     #[inline(always)]
     pub fn free(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
-        match self.shelves.any_open() {
-            true => self.free_to_shelf(address, Owner::of_handle(stream)),
-            false => self.free_without_shelf(address),
+        match self.stream_caches.any_open() {
+            true => self.free_to_cache(address, CacheKey::of_handle(stream)),
+            false => self.free_without_cache(address),
         }
     }
 
     /// The same, of a block that probably is on this owner's stream.
     #[inline(never)]
-    fn free_to_shelf(&self, address: u64, owner: Owner) -> Result<(), UnknownPointer> {
-        match self.shelves.of(owner) {
-            Some(mut shelf) => match shelf.put(address) {
+    fn free_to_cache(&self, address: u64, owner: CacheKey) -> Result<(), UnknownPointer> {
+        match self.stream_caches.of(owner) {
+            Some(mut cache) => match cache.put(address) {
                 true => Ok(()),
-                false => self.free_after_miss(shelf, address),
+                false => self.free_after_miss(cache, address),
             },
-            None => self.free_without_shelf(address),
+            None => self.free_without_cache(address),
         }
     }
 
     #[inline(never)]
-    fn free_after_miss(&self, shelf: Guard<'_, Shelf>, address: u64) -> Result<(), UnknownPointer> {
+    fn free_after_miss(
+        &self,
+        cache: Guard<'_, StreamCache>,
+        address: u64,
+    ) -> Result<(), UnknownPointer> {
         // In this order a lock may only be tried.
         match self.state.try_lock() {
-            Some(state) => self.free_to_pool(state, Some(shelf), address),
+            Some(state) => self.free_to_pool(state, Some(cache), address),
             None => {
-                drop(shelf);
-                self.free_without_shelf(address)
+                drop(cache);
+                self.free_without_cache(address)
             }
         }
     }
 
     #[inline(always)]
-    fn free_without_shelf(&self, address: u64) -> Result<(), UnknownPointer> {
+    fn free_without_cache(&self, address: u64) -> Result<(), UnknownPointer> {
         self.free_to_pool(self.state.lock(), None, address)
     }
 
-    /// The caller may have one shelf locked.
+    /// The caller may have one stream cache locked.
     #[inline(always)]
     fn free_to_pool(
         &self,
         mut state: Guard<'_, State>,
-        held: Option<Guard<'_, Shelf>>,
+        held: Option<Guard<'_, StreamCache>>,
         address: u64,
     ) -> Result<(), UnknownPointer> {
         let state = &mut *state;
-        let Some(mut live) = state.pool.look_up(address) else {
+        let Some(mut live) = state.pool.find_live(address) else {
             let known = Device::free_uncached(state, address);
             return known.then_some(()).ok_or(UnknownPointer);
         };
         if !self.forget_in_magazine(state, &live, address) {
             return Err(UnknownPointer);
         }
-        let shelf = match held {
-            None if !self.shelves.any_open() => None,
+        let cache = match held {
+            None if !self.stream_caches.any_open() => None,
             held => {
                 let owner = state.cache_of(&live);
-                match held.filter(|shelf| shelf.belongs_to(owner)) {
-                    None => self.shelves.of(owner),
+                match held.filter(|cache| cache.belongs_to(owner)) {
+                    None => self.stream_caches.of(owner),
                     its => its,
                 }
             }
         };
-        match shelf {
-            Some(mut shelf) => {
-                if !shelf.forget(address) {
+        match cache {
+            Some(mut cache) => {
+                if !cache.forget(address) {
                     return Err(UnknownPointer);
                 }
-                if !shelf.is_empty() {
-                    shelf.clear(&mut state.pool);
-                    live = state.pool.look_up(address).ok_or(UnknownPointer)?;
+                if !cache.is_empty() {
+                    cache.clear(&mut state.pool);
+                    live = state.pool.find_live(address).ok_or(UnknownPointer)?;
                 }
             }
-            None => state.habits.of(live.slot).freed(address, live.requested),
+            None => state
+                .predictors
+                .of(live.list)
+                .freed(address, live.requested),
         }
         if state.users.is_empty() {
             state.pool.free_live(live);
@@ -610,17 +619,17 @@ impl Device {
         Ok(())
     }
 
-    /// A block in use is not to come to its stream's shelf or a thread's magazine any more. False where
+    /// A block in use is not to come to its stream's stream cache or a thread's magazine any more. False where
     /// it lies there already, and so is not in use.
     fn forget(&self, state: &mut State, live: &Live, address: u64) -> bool {
-        let shelf = self.shelves.of(state.cache_of(live));
-        shelf.is_none_or(|mut shelf| shelf.forget(address))
+        let cache = self.stream_caches.of(state.cache_of(live));
+        cache.is_none_or(|mut cache| cache.forget(address))
             && self.forget_in_magazine(state, live, address)
     }
 
     #[inline]
     fn forget_in_magazine(&self, state: &mut State, live: &Live, address: u64) -> bool {
-        let holders = &mut state.later.holders;
+        let holders = &mut state.depot.holders;
         !self.relaxed || self.magazines.forget(live, address, holders)
     }
 
@@ -645,14 +654,14 @@ impl Device {
             // The driver waits for all work before it frees.
             return Ok(());
         }
-        let live = state.pool.look_up(address).ok_or(UnknownPointer)?;
-        if state.is_aside(&live) || !self.forget(&mut state, &live, address) {
+        let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
+        if state.is_deferred(&live) || !self.forget(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         // A stream that lasts is one of this device's.
         let context = self.properties.context;
         let foreign = || foreign_context(&self.functions, context, stream);
-        let known = self.lasting.get(stream).is_some();
+        let known = self.permanent.get(stream).is_some();
         if let Some(other) = (!known).then(foreign).flatten() {
             state.pool.note_foreign(key);
             state.pool.gpu_mut().note_foreign(key, other);
@@ -678,9 +687,9 @@ impl Device {
     }
 
     fn empty_all(&self, state: &mut State) {
-        let State { later, pool, .. } = state;
-        self.shelves.clear_all(None, pool);
-        self.magazines.empty(later, pool);
+        let State { depot, pool, .. } = state;
+        self.stream_caches.clear_all(None, pool);
+        self.magazines.empty(depot, pool);
     }
 
     /// Gives every chunk that is wholly free back to the driver; waits for the device first where
@@ -700,8 +709,8 @@ impl Device {
     /// Gives back of its pool what nothing uses any more, as far as is known now. Never waits for the GPU.
     pub fn give_idle_back(&self) {
         let mut state = self.settled();
-        let State { later, pool, .. } = &mut *state;
-        later.give_back_passed(pool);
+        let State { depot, pool, .. } = &mut *state;
+        depot.give_back_passed(pool);
         pool.trim_idle();
         pool.gpu_mut().give_back_leftovers();
     }
@@ -710,7 +719,7 @@ impl Device {
     /// for `patience` go back to the driver. `now` is what a clock says that never goes back.
     /// Never waits for the GPU. True if it is to be called again at once: each call keeps the device
     /// locked only for a few chunks.
-    pub fn tend_idle(&self, now: Duration, patience: Duration) -> bool {
+    pub fn purge_idle(&self, now: Duration, patience: Duration) -> bool {
         let mut state = self.settled();
         let seen = [Origin::Allocator, Origin::Cuda].map(|origin| {
             let of = &state.pool.counters_of(origin).all.allocation;
@@ -728,7 +737,7 @@ impl Device {
         }
         let due = patience.saturating_add(if silent { quiet_since } else { now });
         let [now, due] = [now, due].map(|time| time.as_millis() as u64);
-        state.pool.tend_idle(now, due, silent, CHUNKS_AT_ONCE)
+        state.pool.purge_idle(now, due, silent, CHUNKS_AT_ONCE)
     }
 
     /// Bytes of the block that starts at `address`, if it is in use.
@@ -759,7 +768,7 @@ impl Device {
     pub fn block_at(&self, address: u64) -> Option<(u64, u64)> {
         let state = self.state.lock();
         let of_driver = || state.blocks.get(&address).map(|size| (*size, 0));
-        let live = state.pool.look_up(address);
+        let live = state.pool.find_live(address);
         live.map(|live| (live.requested, state.pool.owner_of(&live).handle))
             .or_else(of_driver)
     }
@@ -772,7 +781,7 @@ impl Device {
 
     /// Follows what a running program may change of its settings. Blocks in use keep their sizes.
     pub(crate) fn follow(&self, settings: &Settings) {
-        // What lies on shelves was rounded another way.
+        // What lies on stream caches was rounded another way.
         let mut state = self.settled();
         state.round_up = settings.round_up;
         Device::set_capture_reuse(&mut state, settings.graph_capture_record_stream_reuse);

@@ -1,6 +1,6 @@
 //! What is said where there is no memory.
 
-use crate::core::{GroupId, Refusal, Shortage};
+use crate::core::{ArenaId, Refusal, Shortage};
 use crate::device::{Device, PoolId, State};
 use std::fmt;
 
@@ -27,7 +27,7 @@ impl Device {
         state: &mut State,
         asked: u64,
         shortage: Shortage,
-        group: GroupId,
+        arena: ArenaId,
     ) -> Box<OutOfMemory> {
         let unsupplied = matches!(shortage.refusal, Refusal::Unsupplied(_));
         state.pool.tally_mut().ooms += u64::from(!unsupplied);
@@ -40,7 +40,7 @@ impl Device {
                 Refusal::Failed(status) => Some(self.functions.error_name(status)),
                 _ => None,
             },
-            pool: state.pool_of(group),
+            pool: state.pool_of(arena),
         })
     }
 }
@@ -125,7 +125,7 @@ impl fmt::Display for OutOfMemory {
             },
             _ if elsewhere > asked => write!(
                 f,
-                ". Private pools, as CUDA graphs have them, hold {} that is free for them alone.",
+                ". PrivatePool pools, as CUDA graphs have them, hold {} that is free for them alone.",
                 Bytes(elsewhere)
             ),
             Refusal::OutOfMemory if free > asked => write!(

@@ -1,24 +1,24 @@
 //! Streams that are never destroyed, whose handles so are as good as their numbers: the driver need not
 //! be asked for those at every allocation.
 //!
-//! To ask is two calls of some 25 ns each (H100), of which an allocation from a stream's shelf would
+//! To ask is two calls of some 25 ns each (H100), of which an allocation from a stream's stream cache would
 //! otherwise take half.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What once holds and then always does: numbers by keys that are not 0. A key that finds no place is as
 /// good as one that is not known.
-pub struct Lasting<const PLACES: usize> {
+pub struct PermanentMap<const PLACES: usize> {
     places: [[AtomicU64; 2]; PLACES],
 }
 
 /// Places that a key may have.
 const TRIES: usize = 8;
 
-impl<const PLACES: usize> Lasting<PLACES> {
+impl<const PLACES: usize> PermanentMap<PLACES> {
     /// Nothing is known.
     pub const fn new() -> Self {
-        Lasting {
+        PermanentMap {
             places: [const { [AtomicU64::new(0), AtomicU64::new(0)] }; PLACES],
         }
     }
@@ -69,14 +69,14 @@ impl<const PLACES: usize> Lasting<PLACES> {
     }
 }
 
-impl<const PLACES: usize> Default for Lasting<PLACES> {
+impl<const PLACES: usize> Default for PermanentMap<PLACES> {
     fn default() -> Self {
         Self::new()
     }
 }
 
 /// The driver's numbers for such streams of one device, by handle. PyTorch makes up to 128 of them.
-pub(crate) type Streams = Lasting<256>;
+pub(crate) type PermanentStreams = PermanentMap<256>;
 
 #[cfg(test)]
 mod tests {
@@ -84,42 +84,42 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_found() {
-        let lasting = Lasting::<64>::new();
-        assert_eq!(lasting.get(7), None);
+        let permanent = PermanentMap::<64>::new();
+        assert_eq!(permanent.get(7), None);
         for key in 1..=20 {
-            lasting.keep(key, key + 1000);
+            permanent.keep(key, key + 1000);
         }
         for key in 1..=20 {
-            assert_eq!(lasting.get(key), Some(key + 1000));
+            assert_eq!(permanent.get(key), Some(key + 1000));
         }
-        assert_eq!(lasting.get(21), None);
+        assert_eq!(permanent.get(21), None);
     }
 
     #[test]
     fn what_was_forgotten_can_be_kept_again() {
-        let lasting = Lasting::<64>::new();
+        let permanent = PermanentMap::<64>::new();
         for key in 1..=20 {
-            lasting.keep(key, key + 1000);
+            permanent.keep(key, key + 1000);
         }
-        lasting.forget_all();
-        assert!((1..=20).all(|key| lasting.get(key).is_none()));
+        permanent.forget_all();
+        assert!((1..=20).all(|key| permanent.get(key).is_none()));
         for key in 1..=20 {
-            lasting.keep(key, key + 2000);
-            assert_eq!(lasting.get(key), Some(key + 2000));
+            permanent.keep(key, key + 2000);
+            assert_eq!(permanent.get(key), Some(key + 2000));
         }
     }
 
     #[test]
     fn where_all_is_full_nothing_is_lost() {
-        let lasting = Lasting::<16>::new();
+        let permanent = PermanentMap::<16>::new();
         for key in 1..=100 {
-            lasting.keep(key, key);
+            permanent.keep(key, key);
         }
-        let found: Vec<u64> = (1..=100).filter_map(|key| lasting.get(key)).collect();
+        let found: Vec<u64> = (1..=100).filter_map(|key| permanent.get(key)).collect();
         assert_eq!(found.len(), 16);
         for key in found {
-            lasting.keep(key, key);
-            assert_eq!(lasting.get(key), Some(key));
+            permanent.keep(key, key);
+            assert_eq!(permanent.get(key), Some(key));
         }
     }
 }

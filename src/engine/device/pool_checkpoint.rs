@@ -17,8 +17,8 @@ impl Device {
     /// Every block in use of a private pool; `None` where there is none of that name.
     pub fn pool_blocks(&self, pool: PoolId) -> Option<Vec<Found>> {
         let state = self.state.lock();
-        let group = state.private(pool)?.group;
-        Some(state.pool.blocks_of(group).collect())
+        let arena = state.private(pool)?.arena;
+        Some(state.pool.blocks_of(arena).collect())
     }
 
     /// Takes a private pool's blocks into use again, all of them or none, each where it was. From then
@@ -28,12 +28,12 @@ impl Device {
     /// Waits for the device where freed memory may still be used by other streams.
     pub fn restore_pool(&self, route: Route, blocks: &[Found]) -> Result<(), NotRestored> {
         let mut state = self.settled();
-        let group = state.private(route.pool).ok_or(NotRestored::NoPool)?.group;
+        let arena = state.private(route.pool).ok_or(NotRestored::NoPool)?.arena;
         let State { pool, routes, .. } = &mut *state;
         let placed = pool
-            .place(blocks, group)
+            .place(blocks, arena)
             .or_else(|unplaced| match pool.settle() {
-                true => pool.place(blocks, group),
+                true => pool.place(blocks, arena),
                 false => Err(unplaced),
             });
         placed.map_err(|unplaced| NotRestored::Taken(unplaced.0))?;

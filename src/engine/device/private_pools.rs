@@ -1,6 +1,6 @@
 //! Private pools, and which allocations go there: those of PyTorch's CUDA graphs and `MemPool`s.
 
-use crate::core::{GroupId, SHARED};
+use crate::core::{ArenaId, SHARED_ARENA};
 use crate::device::driver_gpu::{is_capturing, thread_number};
 use crate::device::{Device, State, Supplier};
 use crate::util::message;
@@ -33,42 +33,42 @@ pub struct Routed {
     pub restored: VecDeque<u64>,
 }
 
-/// The private pools of a device, by name and by group.
+/// The private pools of a device, by name and by arena.
 #[derive(Default)]
-pub struct Privates {
-    by_name: BTreeMap<PoolId, Private>,
-    names: HashMap<GroupId, PoolId>,
+pub struct PrivatePools {
+    by_name: BTreeMap<PoolId, PrivatePool>,
+    names: HashMap<ArenaId, PoolId>,
 }
 
-impl Privates {
-    pub fn get(&self, pool: PoolId) -> Option<&Private> {
+impl PrivatePools {
+    pub fn get(&self, pool: PoolId) -> Option<&PrivatePool> {
         self.by_name.get(&pool)
     }
 
-    fn get_mut(&mut self, pool: PoolId) -> Option<&mut Private> {
+    fn get_mut(&mut self, pool: PoolId) -> Option<&mut PrivatePool> {
         self.by_name.get_mut(&pool)
     }
 
     /// In the order of their names.
-    pub fn iter(&self) -> impl Iterator<Item = &Private> {
+    pub fn iter(&self) -> impl Iterator<Item = &PrivatePool> {
         self.by_name.values()
     }
 
-    fn insert(&mut self, pool: PoolId, private: Private) {
-        self.names.insert(private.group, pool);
+    fn insert(&mut self, pool: PoolId, private: PrivatePool) {
+        self.names.insert(private.arena, pool);
         self.by_name.insert(pool, private);
     }
 
-    fn remove(&mut self, pool: PoolId) -> Option<Private> {
+    fn remove(&mut self, pool: PoolId) -> Option<PrivatePool> {
         let private = self.by_name.remove(&pool)?;
-        self.names.remove(&private.group);
+        self.names.remove(&private.arena);
         Some(private)
     }
 }
 
 /// Where an allocation comes from.
 pub enum From {
-    Group(GroupId),
+    Arena(ArenaId),
     /// It is met: this is its block.
     Restored(u64),
     /// From no pool.
@@ -77,8 +77,8 @@ pub enum From {
     Nothing,
 }
 
-pub struct Private {
-    pub group: GroupId,
+pub struct PrivatePool {
+    pub arena: ArenaId,
     users: usize,
     /// Others may have its memory rather than run out.
     pub lent: bool,
@@ -87,12 +87,12 @@ pub struct Private {
 }
 
 impl State {
-    /// PyTorch's name for a group; that of everybody's memory for a pool that was released.
-    pub fn pool_of(&self, group: GroupId) -> PoolId {
-        self.private.names.get(&group).copied().unwrap_or((0, 0))
+    /// PyTorch's name for an arena; that of everybody's memory for a pool that was released.
+    pub fn pool_of(&self, arena: ArenaId) -> PoolId {
+        self.private.names.get(&arena).copied().unwrap_or((0, 0))
     }
 
-    pub fn private(&self, pool: PoolId) -> Option<&Private> {
+    pub fn private(&self, pool: PoolId) -> Option<&PrivatePool> {
         self.private.get(pool)
     }
 
@@ -103,12 +103,12 @@ impl State {
             private.users += 1;
             return true;
         }
-        let Some(group) = self.pool.open_group(supplier.is_some()) else {
+        let Some(arena) = self.pool.open_arena(supplier.is_some()) else {
             message::say("too many private pools: this one gets no memory");
             return false;
         };
-        let private = Private {
-            group,
+        let private = PrivatePool {
+            arena,
             users: 1,
             lent: false,
             supplier,
@@ -131,8 +131,8 @@ impl Device {
     /// be mapped.
     pub fn keep_pool_whole(&self, pool: PoolId) {
         let mut state = self.state.lock();
-        if let Some(group) = state.private(pool).map(|private| private.group) {
-            state.pool.keep_whole(group);
+        if let Some(arena) = state.private(pool).map(|private| private.arena) {
+            state.pool.keep_whole(arena);
         }
     }
 
@@ -186,7 +186,7 @@ impl Device {
         if private.users == 0 {
             let private = state.private.remove(pool);
             if let Some(private) = &private {
-                state.pool.close_group(private.group);
+                state.pool.close_arena(private.arena);
             }
             // Its supplier may go with it, which is no code of ours.
             drop(state);
@@ -211,7 +211,7 @@ impl Device {
         // will not say.
         let capturing = is_capturing(&self.functions, self.properties.context, stream);
         let Some(capturing) = capturing else {
-            return From::Group(SHARED);
+            return From::Arena(SHARED_ARENA);
         };
         let Some(routed) = state
             .routes
@@ -219,7 +219,7 @@ impl Device {
             .rev()
             .find(|it| (it.route.filter)(stream))
         else {
-            return From::Group(SHARED);
+            return From::Arena(SHARED_ARENA);
         };
         let (id, made) = (routed.route.pool, routed.made);
         if routed.capture.is_none() {
@@ -230,12 +230,16 @@ impl Device {
             self.rejoin(&mut state.branches, &mut state.pool, stream);
         }
         match made {
-            true => From::Group(state.private(id).map_or(SHARED, |private| private.group)),
+            true => From::Arena(
+                state
+                    .private(id)
+                    .map_or(SHARED_ARENA, |private| private.arena),
+            ),
             false => From::Nothing,
         }
     }
 
-    /// Shelves know nothing of routes, and are passed by while there are any. In a capture nothing
+    /// Stream caches know nothing of routes, and are passed by while there are any. In a capture nothing
     /// may wait or ask; what was put off then is done after it.
     pub(super) fn note_routes(&self, state: &mut State) {
         let routed = state.uncached || !state.routes.is_empty();

@@ -66,7 +66,7 @@ impl Device {
             .pool
             .segments()
             .iter()
-            .map(|segment| (segment, state.pool_of(segment.group)))
+            .map(|segment| (segment, state.pool_of(segment.arena)))
             .filter(|(_, pool)| only.is_none_or(|only| only == *pool))
             .map(|(segment, pool)| segment_json(self.ordinal, segment, pool, &state.history))
             .collect();

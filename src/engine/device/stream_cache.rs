@@ -1,95 +1,95 @@
-//! Shelves: the few blocks freed last on each stream, kept aside for a request of the same size.
+//! Stream caches: the few blocks freed last on each stream, kept aside for a request of the same size.
 //!
 //! A program that allocates and frees the same sizes over and over, as most do between two kernels,
 //! is served from here with one lock that no other stream takes, and without the pool. To the pool a
-//! block on a shelf is still handed out. So whatever looks at the pool, or wants memory that it does
-//! not have, clears the shelves first; what was recycled here is then added to the pool's counters.
+//! block on a stream cache is still handed out. So whatever looks at the pool, or wants memory that it does
+//! not have, clears the stream caches first; what was recycled here is then added to the pool's counters.
 //!
-//! A stream that seldom asks again for what it freed only loses time here. So a shelf that keeps
-//! missing is closed, until the stream's [`Habit`] shows that it would serve.
+//! A stream that seldom asks again for what it freed only loses time here. So a stream cache that keeps
+//! missing is closed, until the stream's [`Predictor`] shows that it would serve.
 //!
-//! Locks are taken in one order: the device's, then a shelf's. Who has a shelf's may try the
-//! device's. Shelves are opened and closed under both.
+//! Locks are taken in one order: the device's, then a stream cache's. Who has a stream cache's may try the
+//! device's. Stream caches are opened and closed under both.
 
 use crate::core::{Class, Gpu, Origin, Pool, StreamKey, UNORDERED};
 use crate::device::driver_gpu::{PER_THREAD, thread_number};
-use crate::util::lock::{Apart, Guard, Lock};
+use crate::util::lock::{CachePadded, Guard, Lock};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// Streams beyond this many have to do without a shelf.
+/// Streams beyond this many have to do without a stream cache.
 const SHELVES: usize = 64;
 
-/// Blocks on one shelf.
+/// Blocks on one stream cache.
 const LENGTH: usize = 8;
 
-/// Blocks in use that a shelf remembers, so that they find their way back without the pool.
+/// Blocks in use that a stream cache remembers, so that they find their way back without the pool.
 const TRACKED: usize = 512;
 
-/// What a hit adds to a shelf's worth; a miss takes one away. A hit saves some ten times what a miss
+/// What a hit adds to a stream cache's worth; a miss takes one away. A hit saves some ten times what a miss
 /// costs.
 const HIT: u32 = 12;
 
-/// A closed shelf opens when it is worth this; an open one closes at 0.
+/// A closed stream cache opens when it is worth this; an open one closes at 0.
 const OPENS: u32 = 32;
 const MOST: u32 = 2 * OPENS;
 
-/// Blocks that a habit remembers.
+/// Blocks that a predictor remembers.
 const RECENT: usize = 4;
 
 /// A power of two.
-const HABITS: usize = 64;
+const PREDICTORS: usize = 64;
 
 /// Where no request for so long could have been met, so many are not looked at, twice as many each time, up
 /// to the most: a stream whose requests are at random goes on that way, and to look at one in nine takes a
 /// thirtieth of the time of a pair. A stream that takes turns between such requests and a loop may be asleep
-/// when the loop begins, and so goes without its shelf for so long.
+/// when the loop begins, and so goes without its stream cache for so long.
 const AWAKE: u32 = 32;
 const ASLEEP: u32 = 256;
 const MOST_ASLEEP: u32 = 1 << 11;
 
-/// Whether a freed block of this size is one for its stream's shelf; `last` is the block that the stream
+/// Whether a freed block of this size is one for its stream's stream cache; `last` is the block that the stream
 /// was handed last.
 ///
 /// A large block only where it was the last to be handed out. Then the pool, had it got the block back,
-/// would hand the same one out again; any other would be lost to the holes beside it, which costs memory
+/// would hand the same one out again; any other would be lost to the free blocks beside it, which costs memory
 /// (llama_serve: 1.016 instead of 1.009).
 #[inline]
 fn would_lie(size: u64, address: u64, last: u64) -> bool {
     size <= crate::core::SMALL || address == last
 }
 
-/// What tells one stream's shelf from others', as far as a handle can. A stream has one for each origin of
+/// What tells one stream's stream cache from others', as far as a handle can. A stream has one for each origin of
 /// its blocks, so that a block that is handed out again stays in the same figures.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Owner(u64);
+pub struct CacheKey(u64);
 
-impl Owner {
+impl CacheKey {
     /// A place that is nobody's.
-    const NOBODY: Owner = Owner(u64::MAX);
+    const NOBODY: CacheKey = CacheKey(u64::MAX);
 
     #[inline]
-    pub fn of(key: StreamKey, origin: Origin) -> Owner {
+    pub fn of(key: StreamKey, origin: Origin) -> CacheKey {
         // Handles are addresses: the uppermost bits are 0, and they are divisible by 4.
         match (key.handle, key.id) {
             // No handle of a stream, and not `NOBODY`.
-            _ if key == UNORDERED => Owner(u64::MAX - 1),
+            _ if key == UNORDERED => CacheKey(u64::MAX - 1),
             // Every thread has its own.
-            (PER_THREAD, id) => Owner(id << 2 | PER_THREAD | origin as u64),
+            (PER_THREAD, id) => CacheKey(id << 2 | PER_THREAD | origin as u64),
             // 1 is another name of the default stream, 0.
-            (handle, _) => Owner(handle & !1 | origin as u64),
+            (handle, _) => CacheKey(handle & !1 | origin as u64),
         }
     }
 
     /// Of the allocator's own blocks on a stream by its handle; for the per-thread default stream on the
     /// calling thread's.
     #[inline]
-    pub fn of_handle(handle: u64) -> Owner {
+    pub fn of_handle(handle: u64) -> CacheKey {
         let id = match handle {
             PER_THREAD => thread_number(),
             _ => 0,
         };
-        Owner::of(StreamKey { handle, id }, Origin::Allocator)
+        CacheKey::of(StreamKey { handle, id }, Origin::Allocator)
     }
 
     /// The place that its handle gives it. Handles are addresses in the driver's memory, and many streams'
@@ -105,7 +105,7 @@ pub fn spread(value: u64) -> u64 {
     value.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// A block in use, or on the shelf.
+/// A block in use, or on the stream cache.
 #[derive(Clone, Copy, Default)]
 #[repr(align(32))]
 struct Item {
@@ -113,12 +113,12 @@ struct Item {
     address: u64,
     requested: u64,
     size: u64,
-    /// Which opening of the shelf it dates from, and [`LIES_HERE`]. Blocks come and go while a shelf is
+    /// Which opening of the stream cache it dates from, and [`LIES_HERE`]. Blocks come and go while a stream cache is
     /// closed, so what dates from an earlier one means nothing.
     opening: u64,
 }
 
-/// Set where a block lies on the shelf: then it is not in use.
+/// Set where a block lies on the stream cache: then it is not in use.
 const LIES_HERE: u64 = 1 << 63;
 
 /// What was given back and handed out again without the pool, in one class, since it was last told.
@@ -156,12 +156,12 @@ impl Recycled {
     }
 }
 
-/// One stream's shelf.
-pub struct Shelf {
+/// One stream's stream cache.
+pub struct StreamCache {
     key: StreamKey,
     /// Whose blocks of that stream.
     origin: Origin,
-    /// Its place among a device's shelves.
+    /// Its place among a device's stream caches.
     place: usize,
     /// How often it has been opened.
     opening: u64,
@@ -181,24 +181,24 @@ pub struct Shelf {
     tracked: Box<[Item; TRACKED]>,
 }
 
-/// The shelves of one device.
-pub struct Shelves {
-    /// Whose shelf is open at each place; read without a lock by all, and seldom written.
-    owners: Apart<[AtomicU64; SHELVES]>,
-    /// A bit for each place whose shelf is open.
+/// The stream caches of one device.
+pub struct StreamCaches {
+    /// Whose stream cache is open at each place; read without a lock by all, and seldom written.
+    owners: CachePadded<[AtomicU64; SHELVES]>,
+    /// A bit for each place whose stream cache is open.
     open: AtomicU64,
-    /// A bit for each place whose own streams, or some of them, have their shelves elsewhere. So a stream
-    /// without a shelf, as most are that allocate at random, need not be looked for.
+    /// A bit for each place whose own streams, or some of them, have their stream caches elsewhere. So a stream
+    /// without a stream cache, as most are that allocate at random, need not be looked for.
     away: AtomicU64,
     /// How many places after their home those are at most.
     farthest: AtomicUsize,
-    places: [OnceLock<Box<Apart<Lock<Shelf>>>>; SHELVES],
+    places: [OnceLock<Box<CachePadded<Lock<StreamCache>>>>; SHELVES],
 }
 
-impl Shelves {
+impl StreamCaches {
     pub fn new() -> Self {
-        Shelves {
-            owners: Apart([const { AtomicU64::new(Owner::NOBODY.0) }; SHELVES]),
+        StreamCaches {
+            owners: CachePadded([const { AtomicU64::new(CacheKey::NOBODY.0) }; SHELVES]),
             open: AtomicU64::new(0),
             away: AtomicU64::new(0),
             farthest: AtomicUsize::new(0),
@@ -206,9 +206,9 @@ impl Shelves {
         }
     }
 
-    /// A stream's shelf, if it has one.
+    /// A stream's stream cache, if it has one.
     #[inline]
-    pub fn of(&self, owner: Owner) -> Option<Guard<'_, Shelf>> {
+    pub fn of(&self, owner: CacheKey) -> Option<Guard<'_, StreamCache>> {
         let home = owner.home();
         if self.owner_of(home) == owner {
             self.open(home, owner)
@@ -227,33 +227,33 @@ impl Shelves {
 
     #[cold]
     #[inline(never)]
-    fn of_crowded(&self, owner: Owner) -> Option<Guard<'_, Shelf>> {
+    fn of_crowded(&self, owner: CacheKey) -> Option<Guard<'_, StreamCache>> {
         let mut near = places(owner).take(self.farthest.load(Relaxed) + 1);
         let place = near.find(|place| self.owner_of(*place) == owner)?;
         self.open(place, owner)
     }
 
     #[inline]
-    fn open(&self, place: usize, owner: Owner) -> Option<Guard<'_, Shelf>> {
-        let shelf = self.places[place].get()?.lock();
+    fn open(&self, place: usize, owner: CacheKey) -> Option<Guard<'_, StreamCache>> {
+        let cache = self.places[place].get()?.lock();
         // Another thread may have closed it since.
-        (self.owner_of(place) == owner).then_some(shelf)
+        (self.owner_of(place) == owner).then_some(cache)
     }
 
     #[inline]
-    fn owner_of(&self, place: usize) -> Owner {
-        Owner(self.owners[place].load(Relaxed))
+    fn owner_of(&self, place: usize) -> CacheKey {
+        CacheKey(self.owners[place].load(Relaxed))
     }
 
-    /// Opens a shelf, which is new or empty, for a stream that has none. `None` where there is no place
-    /// for it. The caller has the device's lock, and no shelf's.
+    /// Opens a stream cache, which is new or empty, for a stream that has none. `None` where there is no place
+    /// for it. The caller has the device's lock, and no stream cache's.
     #[cold]
     #[inline(never)]
-    pub fn begin(&self, key: StreamKey, origin: Origin) -> Option<Guard<'_, Shelf>> {
-        let owner = Owner::of(key, origin);
-        let place = places(owner).find(|place| self.owner_of(*place) == Owner::NOBODY)?;
-        let shelf = self.places[place].get_or_init(|| {
-            Box::new(Apart(Lock::new(Shelf {
+    pub fn begin(&self, key: StreamKey, origin: Origin) -> Option<Guard<'_, StreamCache>> {
+        let owner = CacheKey::of(key, origin);
+        let place = places(owner).find(|place| self.owner_of(*place) == CacheKey::NOBODY)?;
+        let cache = self.places[place].get_or_init(|| {
+            Box::new(CachePadded(Lock::new(StreamCache {
                 key,
                 origin,
                 place,
@@ -268,24 +268,24 @@ impl Shelves {
                 tracked: Box::new([Item::default(); TRACKED]),
             })))
         });
-        let mut shelf = shelf.lock();
-        shelf.opening += 1;
-        (shelf.key, shelf.origin) = (key, origin);
-        shelf.worth = OPENS;
+        let mut cache = cache.lock();
+        cache.opening += 1;
+        (cache.key, cache.origin) = (key, origin);
+        cache.worth = OPENS;
         self.owners[place].store(owner.0, Relaxed);
         self.open.fetch_or(1 << place, Relaxed);
         self.find_those_away();
-        Some(shelf)
+        Some(cache)
     }
 
-    /// Closes a shelf that is empty. The caller has the device's lock.
+    /// Closes a stream cache that is empty. The caller has the device's lock.
     #[cold]
     #[inline(never)]
-    pub fn end(&self, shelf: Guard<'_, Shelf>) {
-        self.owners[shelf.place].store(Owner::NOBODY.0, Relaxed);
-        self.open.fetch_and(!(1 << shelf.place), Relaxed);
+    pub fn end(&self, cache: Guard<'_, StreamCache>) {
+        self.owners[cache.place].store(CacheKey::NOBODY.0, Relaxed);
+        self.open.fetch_and(!(1 << cache.place), Relaxed);
         self.find_those_away();
-        drop(shelf);
+        drop(cache);
     }
 
     fn find_those_away(&self) {
@@ -293,7 +293,7 @@ impl Shelves {
         for place in 0..SHELVES {
             let owner = self.owner_of(place);
             let home = owner.home();
-            if owner != Owner::NOBODY && home != place {
+            if owner != CacheKey::NOBODY && home != place {
                 homes |= 1 << home;
                 farthest = farthest.max((place + SHELVES - home) % SHELVES);
             }
@@ -304,34 +304,34 @@ impl Shelves {
 
     /// Whether any is open besides the one that the caller holds.
     #[inline]
-    pub fn any_besides(&self, held: Option<&Shelf>) -> bool {
+    pub fn any_besides(&self, held: Option<&StreamCache>) -> bool {
         self.besides(held) != 0
     }
 
     /// Gives what lies on all of them, but for the one that the caller holds, back to the pool. The
     /// caller has the device's lock.
-    pub fn clear_all<G: Gpu>(&self, held: Option<&Shelf>, pool: &mut Pool<G>) {
+    pub fn clear_all<G: Gpu>(&self, held: Option<&StreamCache>, pool: &mut Pool<G>) {
         let mut open = self.besides(held);
         while open != 0 {
-            if let Some(shelf) = self.places[open.trailing_zeros() as usize].get() {
-                shelf.lock().clear(pool);
+            if let Some(cache) = self.places[open.trailing_zeros() as usize].get() {
+                cache.lock().clear(pool);
             }
             open &= open - 1;
         }
     }
 
     #[inline]
-    fn besides(&self, held: Option<&Shelf>) -> u64 {
-        self.open.load(Relaxed) & !held.map_or(0, |shelf| 1 << shelf.place)
+    fn besides(&self, held: Option<&StreamCache>) -> u64 {
+        self.open.load(Relaxed) & !held.map_or(0, |cache| 1 << cache.place)
     }
 }
 
 /// All places, in the order in which a stream's is looked for.
-fn places(owner: Owner) -> impl Iterator<Item = usize> {
+fn places(owner: CacheKey) -> impl Iterator<Item = usize> {
     (owner.home()..owner.home() + SHELVES).map(|place| place % SHELVES)
 }
 
-impl Shelf {
+impl StreamCache {
     /// A block of exactly this size that was freed on the stream.
     #[inline]
     pub fn take(&mut self, key: StreamKey, requested: u64) -> Option<u64> {
@@ -353,10 +353,10 @@ impl Shelf {
         Some(item.address)
     }
 
-    /// Whether it is the shelf of this owner.
+    /// Whether it is the stream cache of this owner.
     #[inline]
-    pub fn belongs_to(&self, owner: Owner) -> bool {
-        Owner::of(self.key, self.origin) == owner
+    pub fn belongs_to(&self, owner: CacheKey) -> bool {
+        CacheKey::of(self.key, self.origin) == owner
     }
 
     /// Whether it is this stream's.
@@ -365,7 +365,7 @@ impl Shelf {
         self.key == key
     }
 
-    /// Puts a block in use onto the shelf. False where it is not known here or there is no room.
+    /// Puts a block in use onto the stream cache. False where it is not known here or there is no room.
     #[inline]
     pub fn put(&mut self, address: u64) -> bool {
         let track = self.track_of(address);
@@ -383,8 +383,8 @@ impl Shelf {
         true
     }
 
-    /// Remembers a block that the pool handed out just now, if it is the shelf's stream's. Nothing
-    /// lies on the shelf.
+    /// Remembers a block that the pool handed out just now, if it is the stream cache's stream's. Nothing
+    /// lies on the stream cache.
     #[inline]
     pub fn track(&mut self, key: StreamKey, address: u64, requested: u64, size: u64) {
         if self.key != key {
@@ -405,7 +405,7 @@ impl Shelf {
     }
 
     /// Forgets a block in use, which is going back to the pool or must not come here any more.
-    /// False where it lies on the shelf: then it is not in use.
+    /// False where it lies on the stream cache: then it is not in use.
     #[inline]
     pub fn forget(&mut self, address: u64) -> bool {
         let track = self.track_of(address);
@@ -458,11 +458,11 @@ impl Shelf {
     }
 }
 
-/// What a closed shelf would be worth: while it is awake it is told what an open one is, and does what that
+/// What a closed stream cache would be worth: while it is awake it is told what an open one is, and does what that
 /// does, but for the blocks themselves.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-pub struct Habit {
+pub struct Predictor {
     /// What was asked for the blocks that would lie there.
     lying: [u64; RECENT],
     length: usize,
@@ -476,13 +476,13 @@ pub struct Habit {
     sleep: u32,
 }
 
-/// The habits of a device's streams by their slots, under its lock; where there are many, some share theirs.
-pub struct Habits([Habit; HABITS]);
+/// The predictors of a device's streams by their slots, under its lock; where there are many, some share theirs.
+pub struct Predictors([Predictor; PREDICTORS]);
 
-impl Habits {
+impl Predictors {
     pub fn new() -> Self {
-        // A stream that comes for the first time gets a shelf.
-        let new = Habit {
+        // A stream that comes for the first time gets a stream cache.
+        let new = Predictor {
             lying: [0; RECENT],
             length: 0,
             last: 0,
@@ -491,16 +491,16 @@ impl Habits {
             asleep: 0,
             sleep: ASLEEP,
         };
-        Habits([new; HABITS])
+        Predictors([new; PREDICTORS])
     }
 
     #[inline]
-    pub fn of(&mut self, slot: u16) -> &mut Habit {
-        &mut self.0[slot as usize % HABITS]
+    pub fn of(&mut self, slot: u16) -> &mut Predictor {
+        &mut self.0[slot as usize % PREDICTORS]
     }
 }
 
-impl Habit {
+impl Predictor {
     /// A block was freed.
     #[inline]
     pub fn freed(&mut self, address: u64, requested: u64) {
@@ -510,7 +510,7 @@ impl Habit {
         }
     }
 
-    /// A block was handed out. True when it is time to open the shelf.
+    /// A block was handed out. True when it is time to open the stream cache.
     #[inline]
     pub fn asked(&mut self, address: u64, requested: u64) -> bool {
         if self.asleep > 0 {
@@ -533,7 +533,7 @@ impl Habit {
                 self.worth += HIT;
                 (self.awake, self.sleep) = (AWAKE, ASLEEP);
             }
-            // The shelf would be cleared.
+            // The stream cache would be cleared.
             None => {
                 self.length = 0;
                 self.worth = self.worth.saturating_sub(1);
@@ -557,20 +557,20 @@ mod tests {
     use super::*;
     use crate::core::SMALL;
 
-    /// Whether a shelf opens for a stream that allocates and frees in this way, over and over: each
+    /// Whether a stream cache opens for a stream that allocates and frees in this way, over and over: each
     /// turn takes blocks of these sizes and frees all of them, the last one first.
     fn opens_for(sizes: &[u64]) -> bool {
-        let mut habits = Habits::new();
-        let habit = habits.of(1);
+        let mut predictors = Predictors::new();
+        let predictor = predictors.of(1);
         // What a new stream is given beforehand.
-        while !habit.asked(0, u64::MAX) {}
+        while !predictor.asked(0, u64::MAX) {}
         (0..1000).any(|_| {
             let blocks: Vec<(u64, u64)> = (1..).zip(sizes.iter().copied()).collect();
             let opens = blocks
                 .iter()
-                .any(|(block, size)| habit.asked(*block, *size));
+                .any(|(block, size)| predictor.asked(*block, *size));
             for (block, size) in blocks.iter().rev() {
-                habit.freed(*block, *size);
+                predictor.freed(*block, *size);
             }
             opens
         })
@@ -581,7 +581,7 @@ mod tests {
         assert!(opens_for(&[512]));
         assert!(opens_for(&[2 * SMALL]));
         assert!(opens_for(&[512, 512, 1024]));
-        // There is no room for the one that is wanted next, and the shelf would be cleared.
+        // There is no room for the one that is wanted next, and the stream cache would be cleared.
         let many: Vec<u64> = (1..=12).map(|it| it * 512).collect();
         assert!(!opens_for(&many));
         // Only the last of them would lie there.
@@ -590,24 +590,24 @@ mod tests {
 
     #[test]
     fn a_stream_that_changes_its_ways_is_found_out_soon() {
-        let mut habits = Habits::new();
-        let habit = habits.of(1);
+        let mut predictors = Predictors::new();
+        let predictor = predictors.of(1);
         for vain in [1, 100, 10_000, 1_000_000] {
             for size in 1..=vain {
-                habit.asked(size, size);
+                predictor.asked(size, size);
             }
             // Then it asks again for what it has just freed.
             let opens = (0..MOST_ASLEEP + AWAKE + OPENS).any(|_| {
-                let opens = habit.asked(1, 512);
-                habit.freed(1, 512);
+                let opens = predictor.asked(1, 512);
+                predictor.freed(1, 512);
                 opens
             });
             assert!(opens, "after {vain}");
         }
     }
 
-    fn of(key: StreamKey) -> Owner {
-        Owner::of(key, Origin::Allocator)
+    fn of(key: StreamKey) -> CacheKey {
+        CacheKey::of(key, Origin::Allocator)
     }
 
     /// Streams, by address as a driver's are, that would all like the same place.
@@ -622,53 +622,53 @@ mod tests {
 
     #[test]
     fn streams_that_want_one_place_have_a_shelf_each() {
-        let shelves = Shelves::new();
+        let stream_caches = StreamCaches::new();
         let crowd: Vec<StreamKey> = crowd().take(SHELVES + 1).collect();
         let mut found: Vec<usize> = Vec::new();
         for key in &crowd[..SHELVES] {
-            assert!(shelves.of(of(*key)).is_none());
-            assert!(shelves.begin(*key, Origin::Allocator).is_some());
+            assert!(stream_caches.of(of(*key)).is_none());
+            assert!(stream_caches.begin(*key, Origin::Allocator).is_some());
         }
         for key in &crowd[..SHELVES] {
-            let shelf = shelves.of(of(*key)).expect("its shelf");
-            assert!(shelf.is_of(*key));
-            found.push(shelf.place);
+            let cache = stream_caches.of(of(*key)).expect("its cache");
+            assert!(cache.is_of(*key));
+            found.push(cache.place);
         }
         found.sort();
         found.dedup();
         assert_eq!(found.len(), SHELVES);
         // One too many has none, until another's is closed.
         let late = crowd[SHELVES];
-        assert!(shelves.begin(late, Origin::Allocator).is_none());
-        let closed = shelves.of(of(crowd[3])).expect("its shelf");
+        assert!(stream_caches.begin(late, Origin::Allocator).is_none());
+        let closed = stream_caches.of(of(crowd[3])).expect("its cache");
         let place = closed.place;
-        shelves.end(closed);
-        assert!(shelves.of(of(crowd[3])).is_none());
+        stream_caches.end(closed);
+        assert!(stream_caches.of(of(crowd[3])).is_none());
         assert_eq!(
-            shelves
+            stream_caches
                 .begin(late, Origin::Allocator)
-                .map(|shelf| shelf.place),
+                .map(|cache| cache.place),
             Some(place)
         );
-        assert!(shelves.of(of(late)).is_some_and(|it| it.is_of(late)));
+        assert!(stream_caches.of(of(late)).is_some_and(|it| it.is_of(late)));
     }
 
     #[test]
-    fn who_is_another_stream_has_another_shelf() {
+    fn who_is_another_stream_has_another_cache() {
         let key = |handle, id| StreamKey { handle, id };
         let owners = [UNORDERED, key(0, 0), key(2, 1), key(2, 2), key(64, 5)].map(of);
         for (at, owner) in owners.iter().enumerate() {
-            assert!(*owner != Owner::NOBODY);
+            assert!(*owner != CacheKey::NOBODY);
             assert!(owners[..at].iter().all(|other| other != owner));
         }
         let others = owners[1..]
             .iter()
             .zip([key(0, 0), key(2, 1), key(2, 2), key(64, 5)]);
         for (owner, key) in others {
-            let other = Owner::of(key, Origin::Cuda);
-            assert!(other != Owner::NOBODY && other != *owner && !owners.contains(&other));
+            let other = CacheKey::of(key, Origin::Cuda);
+            assert!(other != CacheKey::NOBODY && other != *owner && !owners.contains(&other));
         }
-        assert!(Owner::of_handle(1) == Owner::of_handle(0));
-        assert!(Owner::of_handle(2) == of(key(2, thread_number())));
+        assert!(CacheKey::of_handle(1) == CacheKey::of_handle(0));
+        assert!(CacheKey::of_handle(2) == of(key(2, thread_number())));
     }
 }

@@ -4,7 +4,7 @@
 //! Suppliers are code of the program's. They are called with no lock held: they may allocate themselves, wait
 //! for Python's interpreter, or throw a C++ exception, which goes through here to whoever called.
 
-use crate::core::{BLOCK, Refusal, SHARED, Shortage};
+use crate::core::{BLOCK, Refusal, SHARED_ARENA, Shortage};
 use crate::device::{Device, OutOfMemory, PoolId};
 use crate::util::message;
 use std::mem::forget;
@@ -92,9 +92,11 @@ impl Device {
         }
         let mut state = self.state.lock();
         state.pool.tally_mut().ooms += 1;
-        let group = state.private(shortage.pool).map(|it| it.group);
+        let arena = state.private(shortage.pool).map(|it| it.arena);
         let Shortage { asked, refusal, .. } = shortage.shortage;
-        shortage.shortage = state.pool.shortage(asked, group.unwrap_or(SHARED), refusal);
+        shortage.shortage = state
+            .pool
+            .shortage(asked, arena.unwrap_or(SHARED_ARENA), refusal);
         Err(shortage)
     }
 
@@ -104,7 +106,7 @@ impl Device {
         let size = self.rounded(shortage.shortage.asked as usize);
         let state = self.state.lock();
         let private = state.private(shortage.pool);
-        private.is_some_and(|it| state.pool.has_idle(size, it.group))
+        private.is_some_and(|it| state.pool.has_idle(size, it.arena))
     }
 
     /// False where the memory cannot be used.
@@ -123,11 +125,11 @@ impl Device {
             return false;
         }
         let mut state = self.state.lock();
-        let Some(group) = state.private(pool).map(|private| private.group) else {
+        let Some(arena) = state.private(pool).map(|private| private.arena) else {
             return false;
         };
         state.suppliers.insert(address, supplier.clone());
-        state.pool.supply(address, bytes, group);
+        state.pool.supply(address, bytes, arena);
         true
     }
 

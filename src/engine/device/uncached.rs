@@ -2,7 +2,7 @@
 //! when it is freed, and nothing is counted. What finds mistakes in a program's accesses (CUDA's
 //! compute-sanitizer) sees each block's bounds then: they are those of the request.
 
-use crate::core::{Gpu, Refusal, SHARED};
+use crate::core::{Gpu, Refusal, SHARED_ARENA};
 use crate::device::external_cache;
 use crate::device::{Device, OutOfMemory, State};
 use crate::ipc;
@@ -38,8 +38,8 @@ impl Device {
                 Ok(address)
             }
             Err(refusal) => {
-                let shortage = pool.shortage(size as u64, SHARED, refusal);
-                Err(self.out_of_memory(state, size as u64, shortage, SHARED))
+                let shortage = pool.shortage(size as u64, SHARED_ARENA, refusal);
+                Err(self.out_of_memory(state, size as u64, shortage, SHARED_ARENA))
             }
         }
     }

@@ -14,7 +14,7 @@ const FIRST: u64 = 1 << 63;
 
 /// One allocation that was given away.
 #[derive(Clone, Copy)]
-pub struct Given {
+pub struct Exported {
     pub number: u64,
     pub secret: Secret,
     /// The span that it lies in.
@@ -22,7 +22,7 @@ pub struct Given {
 }
 
 /// By the address that the program has.
-static GIVEN: Mutex<Option<HashMap<u64, Given>>> = Mutex::new(None);
+static GIVEN: Mutex<Option<HashMap<u64, Exported>>> = Mutex::new(None);
 /// There was ever one.
 static ANY: AtomicBool = AtomicBool::new(false);
 /// A tensor was ever given away.
@@ -32,14 +32,14 @@ static WANTED: AtomicBool = AtomicBool::new(false);
 
 /// Gives the allocation at `address` away: by the same number and secret until it is freed, and never
 /// another's.
-pub fn give(address: u64, span: u64) -> Result<Given, Unshared> {
+pub fn give(address: u64, span: u64) -> Result<Exported, Unshared> {
     static NEXT: AtomicU64 = AtomicU64::new(FIRST);
     let mut given = GIVEN.lock();
     let given = given.get_or_insert_default();
     if let Some(given) = given.get(&address) {
         return Ok(*given);
     }
-    let new = Given {
+    let new = Exported {
         number: NEXT.fetch_add(1, Relaxed),
         secret: Secret::new().map_err(Unshared::without_secret)?,
         span,
@@ -75,7 +75,7 @@ pub(crate) fn explain_unwanted() {
         (true, true) => "ipc:True,expandable_segments:False has it all in CUDA's own allocations",
     };
     message::say(&format!(
-        "no process has opened what cudaIpcGetMemHandle shared: only those that have this library \
+        "no process has imported what cudaIpcGetMemHandle shared: only those that have this library \
          preloaded can; CONCERTINA_CONF={remedy}, for all"
     ));
 }

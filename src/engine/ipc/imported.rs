@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
 /// What is open, as far as it is held.
-static OPEN: Mutex<Option<HashMap<Key, Weak<Opened>>>> = Mutex::new(None);
+static OPEN: Mutex<Option<HashMap<Key, Weak<Imported>>>> = Mutex::new(None);
 
 /// What nobody holds any more, but could not be taken down because of a capture.
 static LATE: Mutex<Vec<Mapping>> = Mutex::new(Vec::new());
@@ -43,16 +43,16 @@ struct Mapping {
 
 /// Memory of another process. It can be used until this is dropped, which waits for the device: work
 /// that uses it may still run. In a forked child, whose parent has it open, nothing is done then.
-pub struct Opened {
+pub struct Imported {
     /// Taken when it is dropped.
     mapping: Option<Mapping>,
     address: u64,
     bytes: u64,
 }
 
-impl Opened {
-    fn new(mapping: Mapping) -> Opened {
-        Opened {
+impl Imported {
+    fn new(mapping: Mapping) -> Imported {
+        Imported {
             address: mapping.address,
             bytes: mapping.bytes,
             mapping: Some(mapping),
@@ -78,7 +78,7 @@ impl Opened {
     }
 }
 
-impl Drop for Opened {
+impl Drop for Imported {
     fn drop(&mut self) {
         if lifecycle::in_forked_child() {
             return;
@@ -116,7 +116,7 @@ fn take_down_late() {
 }
 
 /// Opens the span of a handle, in the context of a device of this process.
-pub fn open(device: &'static Device, handle: &Handle) -> Result<Arc<Opened>, Unshared> {
+pub fn open(device: &'static Device, handle: &Handle) -> Result<Arc<Imported>, Unshared> {
     take_down_late();
     let (span, secret) = match exported::is_given(handle.number) {
         true => {
@@ -131,23 +131,23 @@ pub fn open(device: &'static Device, handle: &Handle) -> Result<Arc<Opened>, Uns
         if let Some(segment) = first.segment() {
             return segment_of(device, &segment);
         }
-        let mut opened = Opened::new(Mapping {
+        let mut imported = Imported::new(Mapping {
             device,
             address: device.reserve_shared(first.bytes)?,
             bytes: first.bytes,
             kind: Kind::Chunks { mapped: 0 },
         });
-        let mut at = map(&mut opened, &first.sizes, files)?;
+        let mut at = map(&mut imported, &first.sizes, files)?;
         while at < first.parts {
             let (next, files) = ask(&handle.process, question(handle, at))?;
-            let more = map(&mut opened, &next.sizes, files)?;
+            let more = map(&mut imported, &next.sizes, files)?;
             if more == 0 {
                 return Err(Unshared::Gone);
             }
             at += more;
         }
-        device.open_shared(opened.address, first.bytes, first.home)?;
-        Ok(opened)
+        device.open_shared(imported.address, first.bytes, first.home)?;
+        Ok(imported)
     })
 }
 
@@ -155,14 +155,14 @@ pub fn open(device: &'static Device, handle: &Handle) -> Result<Arc<Opened>, Uns
 pub fn open_segment(
     device: &'static Device,
     handle: &SegmentHandle,
-) -> Result<Arc<Opened>, Unshared> {
+) -> Result<Arc<Imported>, Unshared> {
     take_down_late();
     let key = Key::Segment(*handle, device.ordinal());
     once(key, || segment_of(device, handle))
 }
 
-fn segment_of(device: &'static Device, handle: &SegmentHandle) -> Result<Opened, Unshared> {
-    Ok(Opened::new(Mapping {
+fn segment_of(device: &'static Device, handle: &SegmentHandle) -> Result<Imported, Unshared> {
+    Ok(Imported::new(Mapping {
         device,
         address: device.open_segment(handle)?,
         bytes: u64::MAX,
@@ -181,27 +181,27 @@ fn question(handle: &Handle, first: u64) -> Question {
 /// What is open under the key, or else what `open` makes.
 fn once(
     key: Key,
-    open: impl FnOnce() -> Result<Opened, Unshared>,
-) -> Result<Arc<Opened>, Unshared> {
+    open: impl FnOnce() -> Result<Imported, Unshared>,
+) -> Result<Arc<Imported>, Unshared> {
     let mut all = OPEN.lock();
     let all = all.get_or_insert_default();
-    if let Some(opened) = all.get(&key).and_then(Weak::upgrade) {
-        return Ok(opened);
+    if let Some(imported) = all.get(&key).and_then(Weak::upgrade) {
+        return Ok(imported);
     }
-    all.retain(|_, opened| opened.strong_count() > 0);
-    let opened = Arc::new(open()?);
-    all.insert(key, Arc::downgrade(&opened));
-    Ok(opened)
+    all.retain(|_, imported| imported.strong_count() > 0);
+    let imported = Arc::new(open()?);
+    all.insert(key, Arc::downgrade(&imported));
+    Ok(imported)
 }
 
 /// Maps chunks behind those that are mapped; how many.
-fn map(opened: &mut Opened, sizes: &[u64], files: Vec<OwnedFd>) -> Result<u64, Unshared> {
+fn map(imported: &mut Imported, sizes: &[u64], files: Vec<OwnedFd>) -> Result<u64, Unshared> {
     let Some(Mapping {
         device,
         address,
         bytes,
         kind: Kind::Chunks { mapped },
-    }) = &mut opened.mapping
+    }) = &mut imported.mapping
     else {
         return Err(Unshared::Gone);
     };
@@ -258,13 +258,13 @@ mod tests {
         for (name, nth) in failures {
             machine.fail(name, *nth, CUresult::CUDA_ERROR_UNKNOWN);
         }
-        let opened = open_own(device, shared.span_number());
-        let is_open = opened.is_ok();
-        if let Ok(opened) = &opened {
+        let imported = open_own(device, shared.span_number());
+        let is_open = imported.is_ok();
+        if let Ok(imported) = &imported {
             assert!(machine.mappings() >= before.2 + 3, "{failures:?}");
-            assert_ne!(opened.address(), block);
+            assert_ne!(imported.address(), block);
         }
-        drop(opened);
+        drop(imported);
         machine.clear_failures();
         device.empty_cache();
         let after = (
@@ -280,22 +280,22 @@ mod tests {
         is_open
     }
 
-    fn open_own(device: &'static Device, span: u64) -> Result<Opened, Unshared> {
+    fn open_own(device: &'static Device, span: u64) -> Result<Imported, Unshared> {
         let (span, export) = device.export(span, None, 0, 16).ok_or(Unshared::Gone)?;
         let Export::Chunks(files) = export else {
             return Err(Unshared::Gone);
         };
         let sizes: Vec<u64> = span.parts.iter().map(|(_, size)| *size).collect();
         let bytes = sizes.iter().sum();
-        let mut opened = Opened::new(Mapping {
+        let mut imported = Imported::new(Mapping {
             device,
             address: device.reserve_shared(bytes)?,
             bytes,
             kind: Kind::Chunks { mapped: 0 },
         });
-        assert_eq!(map(&mut opened, &sizes, files)?, 3);
-        device.open_shared(opened.address, bytes, [0; 16])?;
-        Ok(opened)
+        assert_eq!(map(&mut imported, &sizes, files)?, 3);
+        device.open_shared(imported.address, bytes, [0; 16])?;
+        Ok(imported)
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! (`cudaIpcGetMemHandle`) do not reach. What another process gets is a [`Handle`] of ours, of the same
 //! 64 bytes: it names the process and a *span*, the chunks that a block lies in. Whoever wants to open
 //! it asks that process, over a Unix socket (`socket`), for file descriptors of the chunks, and maps
-//! them side by side (`opened`). A socket needs no permission to look into the other process, which
+//! them side by side (`imported`). A socket needs no permission to look into the other process, which
 //! many systems and containers refuse, as `pidfd_getfd` would. Only who has the handle gets an answer: a
 //! secret of the span's, or of the allocation's, is in it (`secret`).
 //!
@@ -21,7 +21,7 @@ mod secret;
 mod socket;
 
 pub use exported::{forget, give, note_tensor};
-pub use imported::{Opened, open, open_segment};
+pub use imported::{Imported, open, open_segment};
 pub use secret::Secret;
 pub(crate) use socket::stop_listening;
 
@@ -130,7 +130,10 @@ impl fmt::Display for Unshared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Unshared::Unknown => {
-                write!(f, "it is none of the memory that this allocator handed out")
+                write!(
+                    f,
+                    "it is none of the memory that this allocator allocated out"
+                )
             }
             Unshared::Gone => write!(
                 f,
@@ -225,9 +228,9 @@ impl Spans {
             !span.mapped
                 || parts.all(|(chunk, size)| {
                     let here = home.get(chunk).copied();
-                    let together = here.is_some() && (next.is_none() || next == here);
+                    let flight = here.is_some() && (next.is_none() || next == here);
                     next = here.map(|here| here + size);
-                    together
+                    flight
                 })
         });
         self.kept = self.list.len();

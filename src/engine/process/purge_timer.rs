@@ -64,7 +64,7 @@ fn watch(allocator: &Allocator, patience: Duration) -> Option<Infallible> {
         before_the_end(external_cache::tend)?;
         for device in allocator.open_devices() {
             // A millisecond at a time: the end of the process does not wait for all of it.
-            while before_the_end(|| device.tend_idle(start.elapsed(), patience))? {}
+            while before_the_end(|| device.purge_idle(start.elapsed(), patience))? {}
         }
     }
 }

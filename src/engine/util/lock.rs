@@ -1,4 +1,4 @@
-//! The lock around a pool and around a shelf.
+//! The lock around a pool and around a stream cache.
 //!
 //! Most sections are some ten nanoseconds long, so what counts is the lock's own cost: taking it is
 //! one atomic exchange, giving it back a plain store. A system lock exchanges twice, because it has
@@ -22,9 +22,9 @@ pub type Guard<'a, T> = lock_api::MutexGuard<'a, RawLock, T>;
 
 /// Something that shares its cache lines, and those fetched with them, with nothing else.
 #[repr(align(128))]
-pub struct Apart<T>(pub T);
+pub struct CachePadded<T>(pub T);
 
-impl<T> Deref for Apart<T> {
+impl<T> Deref for CachePadded<T> {
     type Target = T;
     #[inline(always)]
     fn deref(&self) -> &T {

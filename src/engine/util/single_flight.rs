@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering, compiler_fence, fence};
 
 /// The waits for one device, in turn.
 #[derive(Default)]
-pub struct Together {
+pub struct SingleFlight {
     /// Twice the number of waits that are over, and 1 more while there is one.
     state: AtomicU64,
     /// The number of the last wait that ended well. They count up from 1.
@@ -22,7 +22,7 @@ pub struct Together {
 /// that the program has chosen: to look on would cost time where nothing is to be gained.
 const LOOKS: u32 = 64;
 
-impl Together {
+impl SingleFlight {
     /// Waits with `wait`, which answers a status and 0 for success, or has another thread's wait do that
     /// began after this call. Returns what `wait` answered, or 0.
     #[inline]
@@ -39,7 +39,7 @@ impl Together {
         full_barrier();
         match state & TAKEN {
             0 => Some(Turn {
-                together: self,
+                flight: self,
                 number: (state >> 1) + 1,
             }),
             // No turn is made here: to drop it would end the other's.
@@ -85,7 +85,7 @@ fn full_barrier() {
 
 /// The one that waits, until dropped.
 struct Turn<'a> {
-    together: &'a Together,
+    flight: &'a SingleFlight,
     /// This wait's.
     number: u64,
 }
@@ -102,7 +102,7 @@ impl Turn<'_> {
     #[inline]
     fn end(self, status: u32) {
         if status == 0 {
-            self.together.done.store(self.number, Ordering::Release);
+            self.flight.done.store(self.number, Ordering::Release);
         }
     }
 }
@@ -111,9 +111,7 @@ impl Drop for Turn<'_> {
     #[inline]
     fn drop(&mut self) {
         // Nobody else writes to it while it is taken.
-        self.together
-            .state
-            .store(self.number << 1, Ordering::Release);
+        self.flight.state.store(self.number << 1, Ordering::Release);
     }
 }
 
@@ -132,15 +130,15 @@ mod tests {
 
     #[test]
     fn a_wait_ends_after_all_that_was_submitted_before_it() {
-        let (together, busy) = (Together::default(), Busy::default());
+        let (flight, busy) = (SingleFlight::default(), Busy::default());
         let finished: [AtomicU64; 8] = Default::default();
         thread::scope(|scope| {
             for thread in 0..8 {
-                let (together, busy, finished) = (&together, &busy, &finished);
+                let (flight, busy, finished) = (&flight, &busy, &finished);
                 scope.spawn(move || {
                     for work in 1..=5000 {
                         busy.submitted[thread].store(work, Ordering::Relaxed);
-                        let status = together.wait(|| {
+                        let status = flight.wait(|| {
                             let seen = busy
                                 .submitted
                                 .each_ref()
@@ -165,74 +163,74 @@ mod tests {
 
     /// Asks for a wait while another thread has its turn, which `others` goes on with at each look.
     /// Returns the status, and how often this thread had to wait itself.
-    fn follow(together: &Together, others: impl FnMut()) -> (u32, usize) {
+    fn follow(flight: &SingleFlight, others: impl FnMut()) -> (u32, usize) {
         let waits = AtomicUsize::new(0);
         let own = || {
             waits.fetch_add(1, Ordering::Relaxed);
             1
         };
-        let status = together.follow(own, others);
+        let status = flight.follow(own, others);
         (status, waits.into_inner())
     }
 
     #[test]
     fn the_next_wait_serves_all_who_asked_before_it() {
-        let together = Together::default();
-        let mut turn = together.lead();
+        let flight = SingleFlight::default();
+        let mut turn = flight.lead();
         let next = || {
             if let Some(turn) = turn.take() {
                 turn.end(0);
-                if let Some(turn) = together.lead() {
+                if let Some(turn) = flight.lead() {
                     turn.end(0);
                 }
             }
         };
-        assert_eq!(follow(&together, next), (0, 0));
+        assert_eq!(follow(&flight, next), (0, 0));
     }
 
     #[test]
     fn a_wait_under_way_does_not_do() {
-        let together = Together::default();
-        let mut turn = together.lead();
+        let flight = SingleFlight::default();
+        let mut turn = flight.lead();
         let ends = || {
             if let Some(turn) = turn.take() {
                 turn.end(0);
             }
         };
-        assert_eq!(follow(&together, ends), (1, 1));
+        assert_eq!(follow(&flight, ends), (1, 1));
     }
 
     #[test]
     fn a_wait_that_fails_is_nobody_elses() {
-        let together = Together::default();
-        assert_eq!(together.wait(|| 700), 700);
-        let mut turn = together.lead();
+        let flight = SingleFlight::default();
+        assert_eq!(flight.wait(|| 700), 700);
+        let mut turn = flight.lead();
         let fails = || {
             if let Some(turn) = turn.take() {
                 turn.end(0);
-                if let Some(turn) = together.lead() {
+                if let Some(turn) = flight.lead() {
                     turn.end(700);
                 }
             }
         };
-        assert_eq!(follow(&together, fails), (1, 1));
+        assert_eq!(follow(&flight, fails), (1, 1));
     }
 
     #[test]
     fn one_waits_at_a_time() {
-        let together = Together::default();
-        let turn = together.lead();
+        let flight = SingleFlight::default();
+        let turn = flight.lead();
         assert!(turn.is_some());
-        assert!(together.lead().is_none());
-        assert!(together.lead().is_none());
+        assert!(flight.lead().is_none());
+        assert!(flight.lead().is_none());
         drop(turn);
-        assert!(together.lead().is_some());
+        assert!(flight.lead().is_some());
     }
 
     #[test]
     fn nobody_looks_on_for_ever() {
-        let together = Together::default();
-        let _turn = together.lead();
-        assert_eq!(follow(&together, || ()), (1, 1));
+        let flight = SingleFlight::default();
+        let _turn = flight.lead();
+        assert_eq!(follow(&flight, || ()), (1, 1));
     }
 }

@@ -9,7 +9,7 @@ use super::pointer_attributes::{self, Maker};
 use super::{Answer, primary_context, stream_capture};
 use concertina_engine::core::Found;
 use concertina_engine::device::Device;
-use concertina_engine::ipc::{self, HANDLE_SIZE, Handle, Opened, Unshared};
+use concertina_engine::ipc::{self, HANDLE_SIZE, Handle, Imported, Unshared};
 use concertina_engine::process::allocator::allocator_in_use;
 use concertina_engine::process::allocator::at_hand;
 use concertina_engine::util::message;
@@ -35,7 +35,7 @@ pub struct IpcHandle([u8; HANDLE_SIZE]);
 struct Open {
     handle: Handle,
     device: &'static Device,
-    memory: Arc<Opened>,
+    memory: Arc<Imported>,
     found: Found,
     /// How often it was opened and not closed.
     count: usize,

@@ -43,7 +43,7 @@ fn allocate_here(address: *mut u64, bytes: usize) -> Answer {
     }
     let block = match is_broken("apart") {
         true => device.allocate(bytes, 0),
-        false if is_relaxed() => device.allocate_from_aside(bytes),
+        false if is_relaxed() => device.allocate_relaxed(bytes),
         false => device.allocate_unordered(bytes),
     };
     hand_out(address, block)
@@ -171,7 +171,7 @@ fn free_anywhere(address: u64) -> Answer {
     let aside =
         is_relaxed() && !stream_capture::is_on() && !is_broken("wait") && !is_broken("relaxed");
     let mut devices = allocator.open_devices();
-    if aside && devices.any(|device| device.set_aside(address).is_ok()) {
+    if aside && devices.any(|device| device.free_relaxed(address).is_ok()) {
         return Some(0);
     }
     let here = primary_context::known_device();

@@ -145,7 +145,7 @@ fn bytes_in_order(device: &Device) -> u64 {
 #[inline]
 fn block(device: &Device, bytes: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
     match device.allocate_for(bytes, key) {
-        Err(_) if device.take_back_aside() => device.allocate_for(bytes, key),
+        Err(_) if device.reclaim_deferred() => device.allocate_for(bytes, key),
         block => block,
     }
 }

@@ -118,7 +118,7 @@ fn give_back(step: Step, is_here: impl Fn(&Device) -> bool) -> bool {
         match (step, is_here(device)) {
             (Step::Idle, true) | (Step::IdleElsewhere, false) => device.give_idle_back(),
             (Step::Freed, true) => {
-                device.take_back_aside();
+                device.reclaim_deferred();
                 device.empty_cache();
             }
             _ => {}

@@ -5,7 +5,7 @@ use super::malloc::OUT_OF_MEMORY;
 use super::{Answer, driver_table, primary_context, retry_oom, stream_capture};
 use concertina_engine::core::StreamKey;
 use concertina_engine::device::Device;
-use concertina_engine::device::Lasting;
+use concertina_engine::device::PermanentMap;
 use concertina_engine::device::live_streams::LiveStreams;
 use concertina_engine::process::allocator::allocator_in_use;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -24,7 +24,7 @@ pub struct Stream {
 static DEVICES: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
 /// The driver's numbers of streams whose creation was seen, by handle; 0 once they are destroyed.
-static NUMBERS: Lasting<1024> = Lasting::new();
+static NUMBERS: PermanentMap<1024> = PermanentMap::new();
 
 /// `cuStreamCreate` and its like.
 pub fn create(created: *mut u64, create: impl Fn() -> u32) -> Answer {

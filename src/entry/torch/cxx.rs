@@ -3,7 +3,7 @@
 
 use super::symbols::Library;
 use crate::entry::panic_guard::guard;
-use concertina_engine::ipc::Opened;
+use concertina_engine::ipc::Imported;
 use std::ffi::c_void;
 use std::mem::transmute;
 use std::sync::atomic::AtomicI32;
@@ -160,7 +160,7 @@ impl SharedPointer {
     };
 
     /// Points into opened memory, and holds it until the last copy is gone.
-    pub fn to(opened: Arc<Opened>) -> SharedPointer {
+    pub fn to(opened: Arc<Imported>) -> SharedPointer {
         let address = opened.address() as *mut c_void;
         let counts = Box::new(Counts {
             functions: &raw const TABLE.functions,
@@ -183,7 +183,7 @@ struct Counts {
     /// C++ counts both.
     users: AtomicI32,
     weak: AtomicI32,
-    opened: Option<Arc<Opened>>,
+    opened: Option<Arc<Imported>>,
 }
 
 type Function = unsafe extern "C-unwind" fn(*mut Counts);

@@ -15,7 +15,7 @@ use super::memory_stats::current_device;
 use super::symbols::Library;
 use super::usable;
 use crate::entry::panic_guard::guard;
-use concertina_engine::ipc::{self, Handle, Opened, SegmentHandle, Unshared};
+use concertina_engine::ipc::{self, Handle, Imported, SegmentHandle, Unshared};
 use concertina_engine::process::allocator::allocator_in_use;
 use concertina_engine::process::lifecycle;
 use concertina_engine::util::message;
@@ -114,7 +114,7 @@ fn share(address: u64) -> Result<(Vec<u8>, u64), Unshared> {
 }
 
 /// The memory for a text, in the context of the device that PyTorch has current.
-fn open(text: &[u8]) -> Result<Arc<Opened>, Unshared> {
+fn open(text: &[u8]) -> Result<Arc<Imported>, Unshared> {
     lifecycle::first_use();
     let device = usable(current_device().ok_or_else(no_device)?).ok_or(Unshared::Unknown)?;
     if let Some(handle) = Handle::of(text) {
