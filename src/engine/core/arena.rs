@@ -2,6 +2,7 @@
 //! everybody's; each private pool (a CUDA graph's, or a `MemPool` of PyTorch's) is one more.
 
 use super::address_space::AddressSpace;
+use super::arena_bytes::ReservedBytes;
 use super::block::{BlockId, NONE};
 use super::chunk::Chunks;
 use super::gpu::Gpu;
@@ -73,6 +74,8 @@ pub struct Arena {
     pub highest: u64,
     /// Bytes held from the driver.
     pub reserved: u64,
+    /// The same as PyTorch counts it.
+    pub bytes: ReservedBytes,
     /// Bytes of addresses where a mapping failed, and may have left something behind.
     pub abandoned: u64,
     /// Its streams' free blocks whose work is done have been made idle as far as was known then; see
@@ -107,6 +110,7 @@ impl Arena {
             live: 0,
             highest: 0,
             reserved: 0,
+            bytes: ReservedBytes::default(),
             abandoned: 0,
             released: 0,
             watched: false,

@@ -375,6 +375,7 @@ impl<G: Gpu> Pool<G> {
             arena.addresses.take(arena.cursor, bytes);
             arena.chunks.add(handle, bytes, arena.cursor);
             arena.reserved += bytes;
+            arena.bytes.add(bytes);
             self.counters.chunk_added(bytes);
             self.journal.note(Happening::Mapped(arena.cursor, bytes));
             self.append(bytes, idle, 0, list);

@@ -12,6 +12,7 @@
 mod address_map;
 mod address_space;
 mod arena;
+mod arena_bytes;
 mod bins;
 mod block;
 mod check;
@@ -36,6 +37,7 @@ mod stream_lists;
 mod trim;
 
 pub use arena::{ArenaId, SHARED_ARENA};
+pub use arena_bytes::ReservedBytes;
 pub use check::Broken;
 pub use counters::{Class, Counters, Events, Flow, Origin, Tally, Usage};
 pub use gpu::{Event, Gpu, Handle, Refusal};

@@ -156,6 +156,7 @@ impl<G: Gpu> Pool<G> {
         arena.addresses.give(chunk.home, chunk.size);
         arena.chunks.remove(chunk_id);
         arena.reserved -= chunk.size;
+        arena.bytes.remove(chunk.size);
         self.counters.chunk_removed(chunk.size);
         self.journal
             .note(Happening::Unmapped(chunk.home, chunk.size));

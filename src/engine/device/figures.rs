@@ -60,12 +60,16 @@ impl Figures {
 impl Device {
     /// Sets the peaks to what there is now.
     pub fn reset_peaks(&self) {
-        self.settled().pool.tally_mut().reset_peaks();
+        let mut state = self.settled();
+        state.pool.tally_mut().reset_peaks();
+        state.pool.reset_arena_peaks();
     }
 
     /// Sets the sums of what was ever allocated and freed to 0.
     pub fn reset_accumulated(&self) {
-        self.settled().pool.tally_mut().reset_accumulated();
+        let mut state = self.settled();
+        state.pool.tally_mut().reset_accumulated();
+        state.pool.reset_arena_sums();
     }
 
     /// What the pool looks like now.

@@ -1,7 +1,7 @@
 //! Private pools, and which allocations go there: those of PyTorch's CUDA graphs and `MemPool`s.
 
-use crate::core::{ArenaId, SHARED_ARENA};
-use crate::device::driver_gpu::{is_capturing, thread_number};
+use crate::core::{ArenaId, Pool, ReservedBytes, SHARED_ARENA};
+use crate::device::driver_gpu::{DriverGpu, is_capturing, thread_number};
 use crate::device::{Device, State, Supplier};
 use crate::util::message;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -92,6 +92,11 @@ impl State {
         self.private.names.get(&arena).copied().unwrap_or((0, 0))
     }
 
+    /// PyTorch's name for the pool that an address belongs to.
+    pub fn pool_at(&self, address: u64) -> PoolId {
+        pool_at(&self.pool, &self.private, address)
+    }
+
     pub fn private(&self, pool: PoolId) -> Option<&PrivatePool> {
         self.private.get(pool)
     }
@@ -118,7 +123,23 @@ impl State {
     }
 }
 
+/// [`State::pool_at`], for who has borrowed another part of the state.
+pub fn pool_at(pool: &Pool<DriverGpu>, private: &PrivatePools, address: u64) -> PoolId {
+    let mut names = private.names.iter();
+    let owner = names.find(|(arena, _)| pool.is_of_arena(address, **arena));
+    owner.map_or((0, 0), |(_, name)| *name)
+}
+
 impl Device {
+    /// The private pools by their names, with the bytes that each holds from the driver.
+    pub fn private_pool_bytes(&self) -> Vec<(PoolId, ReservedBytes)> {
+        let state = self.settled();
+        let pools = state.private.by_name.iter();
+        pools
+            .map(|(name, private)| (*name, state.pool.reserved_bytes(private.arena)))
+            .collect()
+    }
+
     /// Whether others may have a private pool's memory rather than run out.
     pub fn lend_pool(&self, pool: PoolId, lent: bool) {
         let mut state = self.state.lock();
