@@ -2,7 +2,7 @@
 
 use concertina_engine::process::stats_file;
 use concertina_engine::settings::{
-    Complaint, Free, RoundUp, Settings, Severity, VARIABLES, markdown, size,
+    Diagnostic, Free, RoundUp, Settings, Severity, VARIABLES, markdown, size,
 };
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn settings(variables: &[(&str, &str)]) -> (Settings, Vec<String>) {
     (settings, lines.collect())
 }
 
-fn read(variables: &[(&str, &str)]) -> (Settings, Vec<Complaint>) {
+fn read(variables: &[(&str, &str)]) -> (Settings, Vec<Diagnostic>) {
     Settings::from_lookup(|name| {
         let found = variables.iter().find(|(variable, _)| *variable == name);
         found.map(|(_, text)| text.to_string())

@@ -3,7 +3,7 @@
 
 use concertina_engine::process::lifecycle;
 use concertina_engine::process::stats_file;
-use concertina_engine::settings::{Complaint, DISABLE, Settings, VARIABLES};
+use concertina_engine::settings::{DISABLE, Diagnostic, Settings, VARIABLES};
 use std::env;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs;
@@ -105,7 +105,7 @@ fn wrong_settings(own: Option<&OsStr>) -> Option<String> {
         };
         Some(text?.to_string_lossy().into_owned())
     });
-    let mistake = complaints.into_iter().find(Complaint::is_mistake);
+    let mistake = complaints.into_iter().find(Diagnostic::is_mistake);
     mistake.map(|complaint| complaint.line)
 }
 

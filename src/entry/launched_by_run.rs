@@ -61,7 +61,7 @@ extern "C" fn say_bare() {
 }
 
 fn say(how: &str) {
-    message::say_once(&SAID, || {
+    message::print_once(&SAID, || {
         format!(
             "PyTorch keeps its own allocator in this process: Python was started with {how}, and \
              does not find concertina"

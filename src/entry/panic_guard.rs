@@ -19,5 +19,5 @@ pub fn guard<T>(default: T, body: impl FnOnce() -> T) -> T {
 
 #[cold]
 fn after_panic() {
-    message::say("a mistake inside the library (see the lines above); please report it");
+    message::print("a mistake inside the library (see the lines above); please report it");
 }

@@ -207,7 +207,7 @@ impl Script {
     unsafe fn run_once(&self, python: &Interpreter) {
         // SAFETY: as promised by the caller.
         if !self.ran.swap(true, Ordering::Relaxed) && !unsafe { self.run(python) } {
-            message::say(self.failure);
+            message::print(self.failure);
         }
     }
 

@@ -66,7 +66,7 @@ pub unsafe extern "C" fn concertina_dump_stats(path: *const c_char) -> c_int {
         match lifecycle::dump(path) {
             Ok(()) => 0,
             Err(failure) => {
-                message::say(&failure.line);
+                message::print(&failure.line);
                 failure.errno
             }
         }

@@ -173,7 +173,7 @@ impl Device {
         }
         ledger.set_limit(limit);
         if settings.expandable_segments && properties.granularity == 0 {
-            message::say(&format!(
+            message::print(&format!(
                 "device {ordinal} ({}) cannot map memory: plain cudaMalloc segments are used there",
                 properties.name
             ));
@@ -212,7 +212,7 @@ impl Device {
         state.pool.journal_mut().keep(history::is_recorded());
         let ahead = settings.preallocate as u64;
         if ahead > 0 && state.pool.take_ahead(ahead).is_err() {
-            message::say(&format!(
+            message::print(&format!(
                 "preallocate has no effect on device {ordinal}: {} cannot be had there",
                 Bytes(ahead)
             ));

@@ -118,7 +118,7 @@ impl Device {
         supplier: &Arc<dyn Supplier>,
     ) -> bool {
         if !address.is_multiple_of(BLOCK) {
-            message::say(&format!(
+            message::print(&format!(
                 "a private pool's allocator gave the address {address:#x}, which is no multiple of {BLOCK}: \
                  it goes back"
             ));

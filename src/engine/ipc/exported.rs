@@ -74,7 +74,7 @@ pub(crate) fn explain_unwanted() {
         (false, true) => "expandable_segments:False has tensors in CUDA's own allocations",
         (true, true) => "ipc:True,expandable_segments:False has it all in CUDA's own allocations",
     };
-    message::say(&format!(
+    message::print(&format!(
         "no process has imported what cudaIpcGetMemHandle shared: only those that have this library \
          preloaded can; CONCERTINA_CONF={remedy}, for all"
     ));

@@ -309,7 +309,7 @@ fn find(question: &Question) -> Option<(Answer, Vec<OwnedFd>)> {
         true => (exported::span_of(*number, secret)?, None),
         false => (*number, Some(secret)),
     };
-    let mut devices = allocator_in_use()?.open_devices();
+    let mut devices = allocator_in_use()?.devices_in_use();
     let first = *first as usize;
     let (home, span, export) = devices.find_map(|it| {
         let (span, export) = it.export(span, secret, first, BATCH)?;

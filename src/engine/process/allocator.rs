@@ -8,7 +8,7 @@ use crate::driver::{self, Functions};
 use crate::process::cuda_calls;
 use crate::process::purge_timer;
 use crate::process::stats_triggers;
-use crate::settings::{self, Complaint, Settings, Severity};
+use crate::settings::{self, Diagnostic, Settings, Severity};
 use crate::util::message;
 use once_cell::sync::{Lazy, OnceCell};
 use parking_lot::Mutex;
@@ -76,7 +76,7 @@ impl Allocator {
 
     /// A device by its number, if it has been taken up.
     #[inline]
-    pub fn open_device(&self, ordinal: i32) -> Option<&Device> {
+    pub fn device_in_use(&self, ordinal: i32) -> Option<&Device> {
         self.devices.get(ordinal as usize)?.get()
     }
 
@@ -114,7 +114,7 @@ impl Allocator {
 
     /// The same, saying why not on standard error, once for each device.
     #[cold]
-    pub fn device_or_say(&self, ordinal: i32) -> Option<&Device> {
+    pub fn device_or_print(&self, ordinal: i32) -> Option<&Device> {
         self.device(ordinal)
             .map_err(|why| self.complain(ordinal, &why))
             .ok()
@@ -125,7 +125,7 @@ impl Allocator {
         let mut complained = self.complained.lock();
         if !complained.contains(&ordinal) {
             complained.push(ordinal);
-            message::say(why);
+            message::print(why);
         }
     }
 
@@ -152,7 +152,7 @@ impl Allocator {
     }
 
     /// The devices taken up so far.
-    pub fn open_devices(&self) -> impl Iterator<Item = &Device> {
+    pub fn devices_in_use(&self) -> impl Iterator<Item = &Device> {
         self.devices.iter().filter_map(|cell| cell.get())
     }
 }
@@ -162,7 +162,7 @@ static OWN_SETTINGS: AtomicBool = AtomicBool::new(false);
 
 /// From now on PyTorch's variables are not read: for a process whose PyTorch, if it has one, is a
 /// program like any other. No effect once the allocator has been made.
-pub fn use_own_settings() {
+pub fn ignore_pytorch_variables() {
     OWN_SETTINGS.store(true, Relaxed);
 }
 
@@ -175,18 +175,18 @@ static SETTINGS: Lazy<Settings> = Lazy::new(|| {
         settings::variable_text(variable).filter(|_| !own || variable == settings::VARIABLES[0])
     });
     complaints.iter().for_each(say_of_settings);
-    let unlimited = |complaint: &Complaint| complaint.severity == Severity::Unlimited;
+    let unlimited = |complaint: &Diagnostic| complaint.severity == Severity::Unlimited;
     LIMIT_UNKNOWN.store(complaints.iter().any(unlimited), Relaxed);
     settings
 });
 
 /// Says what is wrong with the settings, once: they are looked at when the library is loaded and again
 /// when they are first needed, and the program may have changed its environment in between.
-fn say_of_settings(complaint: &Complaint) {
+fn say_of_settings(complaint: &Diagnostic) {
     static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let mut said = SAID.lock();
     if !said.contains(&complaint.line) {
-        message::say(&complaint.line);
+        message::print(&complaint.line);
         said.push(complaint.line.clone());
     }
 }
@@ -230,7 +230,7 @@ pub fn set_uncached(uncached: bool) {
     UNCACHED.store(uncached, Relaxed);
     let devices = allocator_in_use()
         .into_iter()
-        .flat_map(|it| it.open_devices());
+        .flat_map(|it| it.devices_in_use());
     devices.for_each(|device| device.set_uncached(uncached));
 }
 
@@ -253,7 +253,7 @@ pub fn change_settings(text: &str) {
     if named && settings.expandable_segments != process_settings().expandable_segments {
         let line = "expandable_segments has no effect here while the program runs: it is set in its \
                     environment";
-        complaints.push(Complaint {
+        complaints.push(Diagnostic {
             line: line.into(),
             severity: Severity::Note,
         });
@@ -262,7 +262,7 @@ pub fn change_settings(text: &str) {
     *CHANGED.lock() = Some(settings.clone());
     let devices = allocator_in_use()
         .into_iter()
-        .flat_map(|it| it.open_devices());
+        .flat_map(|it| it.devices_in_use());
     devices.for_each(|device| device.follow(&settings));
 }
 
@@ -280,7 +280,7 @@ pub fn say_how_by(how: fn() -> &'static str) {
 /// Says that the library is on, and with what.
 fn announce(allocator: &Allocator) {
     static SAID: AtomicBool = AtomicBool::new(false);
-    message::say_once(&SAID, || {
+    message::print_once(&SAID, || {
         let gib = |bytes: usize| bytes as f64 / (1 << 30) as f64;
         let Settings {
             limit,
@@ -315,9 +315,9 @@ const AT_HAND: usize = 64;
 /// here lies in `ALLOCATOR`, which is made once.
 static READY: [AtomicPtr<Device>; AT_HAND] = [const { AtomicPtr::new(ptr::null_mut()) }; AT_HAND];
 
-/// A device that [`keep_at_hand`] was told of, if this process may use it.
+/// A device that [`add_ready_device`] was told of, if this process may use it.
 #[inline(always)]
-pub fn at_hand(ordinal: i32) -> Option<&'static Device> {
+pub fn ready_device(ordinal: i32) -> Option<&'static Device> {
     let ready = READY.get(ordinal as usize)?.load(Acquire);
     // SAFETY: null, or a device in a static that is never changed again.
     unsafe { ready.as_ref() }
@@ -325,14 +325,14 @@ pub fn at_hand(ordinal: i32) -> Option<&'static Device> {
 
 /// Has a device found at once from now on: nothing is left to be done or asked before it is used.
 #[cold]
-pub fn keep_at_hand(device: &'static Device) {
+pub fn add_ready_device(device: &'static Device) {
     if let Some(ready) = READY.get(device.ordinal() as usize) {
         ready.store(ptr::from_ref(device).cast_mut(), Release);
     }
 }
 
 /// In a process that was forked, which may use no device. Only what a signal's handler may do.
-pub(crate) fn keep_none_at_hand() {
+pub(crate) fn remove_ready_devices() {
     for ready in &READY {
         ready.store(ptr::null_mut(), Relaxed);
     }
@@ -358,7 +358,7 @@ fn first() -> Option<&'static Allocator> {
         match allocator {
             Ok(allocator) => Some(allocator),
             Err(why) => {
-                message::say(&format!("no memory can be had: {why}"));
+                message::print(&format!("no memory can be had: {why}"));
                 None
             }
         }
@@ -389,6 +389,6 @@ pub fn record_history(plan: Option<Plan>, clear: bool) {
     history::set_plan(plan);
     allocator_in_use()
         .into_iter()
-        .flat_map(|it| it.open_devices())
+        .flat_map(|it| it.devices_in_use())
         .for_each(|device| device.follow_plan(clear));
 }

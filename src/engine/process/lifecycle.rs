@@ -83,7 +83,7 @@ pub fn in_forked_child() -> bool {
 #[cold]
 pub fn explain_forked_child() {
     static SAID: AtomicBool = AtomicBool::new(false);
-    message::say_once(&SAID, || {
+    message::print_once(&SAID, || {
         "no memory: this process was forked from one that already used the GPU, which a child \
          cannot share; start it with spawn or forkserver"
     });
@@ -139,7 +139,7 @@ pub fn expect_statistics() {
 /// handler may.
 unsafe extern "C" fn after_fork() {
     ipc::stop_listening();
-    allocator::keep_none_at_hand();
+    allocator::remove_ready_devices();
     FORKED.store(true, Ordering::Relaxed);
     match STATE.load(Ordering::Relaxed) {
         UNUSED => OWNER.store(process(), Ordering::Relaxed),
@@ -248,7 +248,7 @@ fn write(path: &Path, text: impl FnOnce() -> Option<String>) {
 /// Says once why there will be no statistics.
 fn complain(failure: &Failure) {
     static SAID: AtomicBool = AtomicBool::new(false);
-    message::say_once(&SAID, || format!("{VARIABLE}: {}", failure.line));
+    message::print_once(&SAID, || format!("{VARIABLE}: {}", failure.line));
 }
 
 /// Writes the statistics now: to the path that `pattern` stands for, or to the one that

@@ -30,13 +30,13 @@ pub fn start(allocator: &'static Allocator) {
         return;
     }
     if !allocator.settings().expandable_segments {
-        message::say("idle_release_ms has no effect with expandable_segments:False");
+        message::print("idle_release_ms has no effect with expandable_segments:False");
         return;
     }
     // SAFETY: the function stays, as the library is never unloaded.
     unsafe { libc::atexit(end) };
     if !thread::start(move || _ = watch(allocator, patience)) {
-        message::say("idle_release_ms has no effect: no thread could be started");
+        message::print("idle_release_ms has no effect: no thread could be started");
     }
 }
 
@@ -62,7 +62,7 @@ fn watch(allocator: &Allocator, patience: Duration) -> Option<Infallible> {
     loop {
         sleep((patience / external_cache::LOOKS).max(Duration::from_millis(1)));
         before_the_end(external_cache::tend)?;
-        for device in allocator.open_devices() {
+        for device in allocator.devices_in_use() {
             // A millisecond at a time: the end of the process does not wait for all of it.
             while before_the_end(|| device.purge_idle(start.elapsed(), patience))? {}
         }

@@ -104,7 +104,7 @@ pub fn json(patience: Duration) -> String {
 pub fn json_of(allocator: Option<&Allocator>, patience: Duration) -> String {
     let devices: Vec<Value> = allocator
         .into_iter()
-        .flat_map(|allocator| allocator.open_devices())
+        .flat_map(|allocator| allocator.devices_in_use())
         .map(|device| device_json(device, device.figures_within(patience).as_ref()))
         .collect();
     let driver = allocator.map(|allocator| match allocator.functions().simulated {

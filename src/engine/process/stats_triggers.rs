@@ -30,7 +30,7 @@ pub fn start(settings: &Settings) {
     if asked.is_empty() || STARTED.swap(true, Ordering::Relaxed) {
         return;
     }
-    let no_effect = |keys: &str, why: &str| message::say(&format!("{keys} has no effect{why}"));
+    let no_effect = |keys: &str, why: &str| message::print(&format!("{keys} has no effect{why}"));
     if !lifecycle::wants_statistics() {
         let without = format!(" without {}", lifecycle::VARIABLE);
         return no_effect(&asked.join(", "), &without);

@@ -79,7 +79,7 @@ fn ours(attribute: c_uint) -> Option<Ours> {
 /// What is around an address, also of another process that is open here. `None` where the driver is to
 /// tell: it knows nothing else but what PyTorch would have had of it, too.
 pub fn known(address: u64) -> Option<Known> {
-    let mut devices = allocator_in_use()?.open_devices();
+    let mut devices = allocator_in_use()?.devices_in_use();
     let own = devices.find_map(|device| Some((device, device.allocation(address)?)));
     let Some((device, allocation)) = own else {
         let (device, found) = ipc_hooks::around(address)?;

@@ -8,8 +8,8 @@ use concertina_engine::device::Device;
 use concertina_engine::driver;
 use concertina_engine::process::allocator::allocator;
 use concertina_engine::process::allocator::allocator_in_use;
+use concertina_engine::process::allocator::ignore_pytorch_variables;
 use concertina_engine::process::allocator::process_settings;
-use concertina_engine::process::allocator::use_own_settings;
 use concertina_engine::process::lifecycle;
 use concertina_engine::util::message;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::Relaxed};
@@ -61,7 +61,7 @@ pub fn known(context: usize) -> Option<&'static Device> {
         return None;
     }
     let allocator = allocator_in_use()?;
-    let mut devices = allocator.open_devices();
+    let mut devices = allocator.devices_in_use();
     devices.find(|device| {
         let primary = PRIMARY.get(device.ordinal() as usize);
         primary.is_some_and(|primary| primary.load(Relaxed) == context)
@@ -117,7 +117,7 @@ fn take_up(context: usize) -> Option<&'static Device> {
     {
         choose_settings();
         if process_settings().verbose {
-            message::say(&format!("not on: {why}"));
+            message::print(&format!("not on: {why}"));
         }
         HOPELESS.store(true, Relaxed);
         return None;
@@ -143,7 +143,7 @@ fn take_up(context: usize) -> Option<&'static Device> {
 /// What is set for PyTorch's allocator is PyTorch's own, where that is what runs above us.
 fn choose_settings() {
     if !torch::is_attached() {
-        use_own_settings();
+        ignore_pytorch_variables();
     }
 }
 

@@ -396,7 +396,7 @@ pub fn create(
     if status == OUT_OF_MEMORY {
         let ask = || with(|pieces| pieces.created(kind, handle, make()));
         let place = Some(asked.location).filter(|it| it.kind == DEVICE);
-        let device = place.and_then(|it| allocator_in_use()?.open_device(it.id));
+        let device = place.and_then(|it| allocator_in_use()?.device_in_use(it.id));
         if let Some(device) = device {
             status = retry_oom::again(device, status, ask);
         }

@@ -185,7 +185,7 @@ extern "C" fn attach(known: bool) -> bool {
             missing.push("torch.profiler with profile_memory=True");
         }
         if !missing.is_empty() {
-            message::say(&format!(
+            message::print(&format!(
                 "{unexpected}; what works as under any pluggable allocator only: {}",
                 missing.join(", ")
             ));

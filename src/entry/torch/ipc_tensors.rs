@@ -95,7 +95,7 @@ fn share(address: u64) -> Result<(Vec<u8>, u64), Unshared> {
     SHARED.store(true, Relaxed);
     let mut devices = allocator_in_use()
         .into_iter()
-        .flat_map(|it| it.open_devices());
+        .flat_map(|it| it.devices_in_use());
     let found = devices.find_map(|device| match device.share(address) {
         Err(Unshared::Unknown) => None,
         found => Some((device, found)),
@@ -156,7 +156,7 @@ fn no_cxx() -> Unshared {
 unsafe fn fail(what: String) {
     // SAFETY: as promised by the caller.
     let unsaid = unsafe { raise(Failure::Other(what)) };
-    message::say(&unsaid);
+    message::print(&unsaid);
 }
 
 /// Frees what other processes are done with, as PyTorch's own allocator has it done when it runs out of

@@ -29,7 +29,7 @@ pub fn used(device: c_int) -> Option<&'static Device> {
         return None;
     }
     allocator_in_use()?
-        .open_devices()
+        .devices_in_use()
         .find(|it| it.ordinal() == device)
 }
 

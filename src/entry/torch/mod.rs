@@ -24,10 +24,10 @@ use super::{panic_guard::guard, preload};
 use concertina_engine::device::Device;
 use concertina_engine::device::OutOfMemory;
 use concertina_engine::device::Route;
+use concertina_engine::process::allocator::add_ready_device;
 use concertina_engine::process::allocator::allocator;
 use concertina_engine::process::allocator::allocator_in_use;
-use concertina_engine::process::allocator::at_hand;
-use concertina_engine::process::allocator::keep_at_hand;
+use concertina_engine::process::allocator::ready_device;
 use concertina_engine::process::lifecycle;
 use concertina_engine::util::message;
 use exceptions::Failure;
@@ -92,7 +92,7 @@ fn obtain(
     if size == 0 {
         return Ok(ptr::null_mut());
     }
-    let device = match at_hand(device) {
+    let device = match ready_device(device) {
         Some(device) => device,
         None => take_up(device).ok_or(None)?,
     };
@@ -109,7 +109,7 @@ fn take_up(device: c_int) -> Option<&'static Device> {
     lifecycle::first_use();
     let device = usable(device)?;
     preload::note_before_others(device);
-    keep_at_hand(device);
+    add_ready_device(device);
     Some(device)
 }
 
@@ -285,7 +285,7 @@ unsafe fn refuse(
     };
     // SAFETY: as promised by the caller.
     let message = unsafe { exceptions::raise(failure) };
-    message::say(&message);
+    message::print(&message);
     ptr::null_mut()
 }
 
@@ -316,7 +316,7 @@ pub extern "C" fn concertina_free(
 #[inline(always)]
 fn give_back(pointer: *mut c_void, device: c_int, stream: u64) {
     if !pointer.is_null()
-        && let Some(here) = at_hand(device)
+        && let Some(here) = ready_device(device)
         && here.free(pointer as u64, stream).is_ok()
     {
         return;
@@ -335,7 +335,7 @@ fn give_back_anywhere(pointer: *mut c_void) {
         return;
     };
     let known = allocator
-        .open_devices()
+        .devices_in_use()
         .any(|device| device.free(pointer as u64, 0).is_ok());
     if !known {
         unknown("concertina_free", pointer);
@@ -382,7 +382,7 @@ pub extern "C-unwind" fn concertina_empty_cache() {
 pub extern "C" fn concertina_memory_fraction(fraction: c_double, device: c_int) {
     guard((), || {
         if !(0.0..=1.0).contains(&fraction) {
-            message::say(&format!(
+            message::print(&format!(
                 "a memory fraction of {fraction} is ignored: it is a number from 0.0 to 1.0"
             ));
             return;
@@ -507,7 +507,7 @@ fn report(shortage: &OutOfMemory) {
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1)) {
         *last = Some(Instant::now());
-        message::say(&shortage.to_string());
+        message::print(&shortage.to_string());
     }
 }
 
@@ -519,9 +519,9 @@ fn usable(device: c_int) -> Option<&'static Device> {
         return None;
     }
     let allocator = allocator()?;
-    match allocator.open_device(device) {
+    match allocator.device_in_use(device) {
         Some(device) => Some(device),
-        None => allocator.device_or_say(device),
+        None => allocator.device_or_print(device),
     }
 }
 
@@ -529,7 +529,7 @@ fn each_device(mut act: impl FnMut(&'static Device)) {
     if !lifecycle::in_forked_child() {
         allocator_in_use()
             .into_iter()
-            .flat_map(|it| it.open_devices())
+            .flat_map(|it| it.devices_in_use())
             .for_each(&mut act);
     }
 }
@@ -537,7 +537,7 @@ fn each_device(mut act: impl FnMut(&'static Device)) {
 #[cold]
 fn unknown(function: &str, pointer: *mut c_void) {
     static SAID: AtomicBool = AtomicBool::new(false);
-    message::say_once(&SAID, || {
+    message::print_once(&SAID, || {
         format!(
             "{function}: {pointer:?} is not in use; it is left alone, as others like it will be"
         )
