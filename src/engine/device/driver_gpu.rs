@@ -5,9 +5,9 @@ use crate::device::captures::{self, NoCapture};
 use crate::device::ledger::{Call, Ledger};
 use crate::device::live_streams::LiveStreams;
 use crate::device::permanent_streams::PermanentStreams;
+use crate::device::spans::Spans;
 use crate::driver::Functions;
 use crate::driver::sys::*;
-use crate::ipc::Spans;
 use crate::util::message;
 use crate::util::reentrancy::{self, Inside};
 pub use crate::util::thread::thread_number;
@@ -805,7 +805,7 @@ impl Gpu for DriverGpu {
     }
 
     fn release(&mut self, chunk: Handle, size: u64) {
-        self.spans.forget(chunk);
+        self.spans.remove_part(chunk);
         self.give_back(Leftover::Chunk {
             handle: chunk,
             size,
@@ -872,7 +872,7 @@ impl Gpu for DriverGpu {
     }
 
     fn free(&mut self, address: u64, size: u64) {
-        self.spans.forget(address);
+        self.spans.remove_part(address);
         self.give_back(Leftover::Segment { address, size });
     }
 

@@ -140,7 +140,7 @@ impl Device {
             let Some((address, bytes)) = state.pool.take_returned() else {
                 return;
             };
-            state.pool.gpu_mut().spans.forget(address);
+            state.pool.gpu_mut().spans.remove_part(address);
             let supplier = state.suppliers.remove(&address);
             drop(state);
             let _booked = Booked {

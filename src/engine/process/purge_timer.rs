@@ -7,7 +7,7 @@
 
 use crate::device::external_cache;
 use crate::process::allocator::Allocator;
-use crate::process::lifecycle;
+use crate::util::fork;
 use crate::util::message;
 use crate::util::thread;
 use parking_lot::Mutex;
@@ -42,7 +42,7 @@ pub fn start(allocator: &'static Allocator) {
 
 extern "C" fn end() {
     // A child may have been forked while the lock was held.
-    if !lifecycle::in_forked_child()
+    if !fork::in_forked_child()
         && let Some(mut ending) = ENDING.try_lock_for(PATIENCE)
     {
         *ending = true;
@@ -57,7 +57,7 @@ fn before_the_end<T>(work: impl FnOnce() -> T) -> Option<T> {
 
 /// Until the process ends.
 fn watch(allocator: &Allocator, patience: Duration) -> Option<Infallible> {
-    allocator.allow_calls_in_captures();
+    allocator.functions().relax_capture_mode();
     let start = Instant::now();
     loop {
         sleep((patience / external_cache::LOOKS).max(Duration::from_millis(1)));

@@ -9,9 +9,9 @@ use super::pointer_attributes::{self, Maker};
 use super::{Answer, primary_context, stream_capture};
 use concertina_engine::core::Found;
 use concertina_engine::device::Device;
-use concertina_engine::ipc::{self, HANDLE_SIZE, Handle, Imported, Unshared};
+use concertina_engine::ipc::{self, HANDLE_SIZE, Handle, Imported, IpcError};
 use concertina_engine::process::allocator::allocator_in_use;
-use concertina_engine::process::allocator::ready_device;
+use concertina_engine::process::ready_devices::ready_device;
 use concertina_engine::util::message;
 use std::collections::HashMap;
 use std::ffi::{c_uint, c_void};
@@ -125,7 +125,7 @@ pub fn open(to: *mut u64, handle: IpcHandle, flags: c_uint) -> Answer {
             unsafe { *to = address };
             Some(0)
         }
-        Err(Unshared::Forbidden(why)) => {
+        Err(IpcError::Forbidden(why)) => {
             message::print_once(&SAID, || {
                 format!(
                     "cudaIpcOpenMemHandle: {why}; CONCERTINA_CONF=ipc:True in the process that shares \
@@ -134,11 +134,11 @@ pub fn open(to: *mut u64, handle: IpcHandle, flags: c_uint) -> Answer {
             });
             Some(MAP_FAILED)
         }
-        Err(Unshared::Gone | Unshared::Unknown) => Some(INVALID_VALUE),
+        Err(IpcError::Gone | IpcError::Unknown) => Some(INVALID_VALUE),
     }
 }
 
-fn open_in(device: &'static Device, handle: &Handle) -> Result<u64, Unshared> {
+fn open_in(device: &'static Device, handle: &Handle) -> Result<u64, IpcError> {
     ANY.store(true, Relaxed);
     let mut all = all();
     let all = all.get_or_insert_default();
@@ -148,8 +148,8 @@ fn open_in(device: &'static Device, handle: &Handle) -> Result<u64, Unshared> {
         open.count += 1;
         return Ok(open.found.start);
     }
-    let memory = ipc::open(device, handle)?;
-    let mut found = memory.part(handle).ok_or(Unshared::Gone)?;
+    let memory = ipc::import(device, handle)?;
+    let mut found = memory.subrange(handle).ok_or(IpcError::Gone)?;
     if is_broken("ipc offset") {
         found.start = memory.address();
     }

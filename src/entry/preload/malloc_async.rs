@@ -11,7 +11,7 @@ use concertina_engine::core::StreamKey;
 use concertina_engine::device::Device;
 use concertina_engine::device::OutOfMemory;
 use concertina_engine::process::allocator::allocator_in_use;
-use concertina_engine::process::allocator::ready_device;
+use concertina_engine::process::ready_devices::ready_device;
 use std::collections::HashSet;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;

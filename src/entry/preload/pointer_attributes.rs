@@ -7,7 +7,7 @@ use super::malloc_async::default_pool;
 use super::{Answer, driver_table, ipc_hooks, malloc_async, vmm_cache};
 use concertina_engine::core::Found;
 use concertina_engine::device::Device;
-use concertina_engine::ipc as shared;
+use concertina_engine::device::exported;
 use concertina_engine::process::allocator::allocator_in_use;
 use std::collections::HashMap;
 use std::ffi::{c_uint, c_void};
@@ -195,7 +195,7 @@ fn buffer_id(address: u64) -> u64 {
 #[inline]
 pub fn forget(address: u64) {
     if !is_broken("ipc freed") {
-        shared::forget(address);
+        exported::revoke(address);
     }
     malloc_async::forget(address);
     if NEXT_ID.load(Relaxed) > FIRST_ID {

@@ -6,11 +6,11 @@ use super::{Answer, driver_table, ipc_hooks, malloc_async, stream_capture, unpoo
 use crate::entry::{launched_by_run, python, torch};
 use concertina_engine::device::Device;
 use concertina_engine::driver;
-use concertina_engine::process::allocator::allocator;
 use concertina_engine::process::allocator::allocator_in_use;
-use concertina_engine::process::allocator::ignore_pytorch_variables;
-use concertina_engine::process::allocator::process_settings;
-use concertina_engine::process::lifecycle;
+use concertina_engine::process::settings::ignore_pytorch_variables;
+use concertina_engine::process::settings::process_settings;
+use concertina_engine::process::startup;
+use concertina_engine::process::startup::start_allocator;
 use concertina_engine::util::message;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::Relaxed};
 
@@ -122,11 +122,11 @@ fn take_up(context: usize) -> Option<&'static Device> {
         HOPELESS.store(true, Relaxed);
         return None;
     }
-    lifecycle::begin();
-    python::schedule_exit();
-    launched_by_run::at_first_use();
+    startup::initialize();
+    python::schedule_exit_hook();
+    launched_by_run::check_first_use();
     choose_settings();
-    let allocator = allocator()?;
+    let allocator = start_allocator()?;
     let device = allocator.device(ordinal).ok()?;
     if !RELEASED[ordinal as usize].swap(true, Relaxed) {
         // The pool holds the context, so it would outlive the program's last release of it.

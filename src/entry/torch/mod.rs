@@ -24,11 +24,12 @@ use super::{panic_guard::guard, preload};
 use concertina_engine::device::Device;
 use concertina_engine::device::OutOfMemory;
 use concertina_engine::device::Route;
-use concertina_engine::process::allocator::add_ready_device;
-use concertina_engine::process::allocator::allocator;
 use concertina_engine::process::allocator::allocator_in_use;
-use concertina_engine::process::allocator::ready_device;
-use concertina_engine::process::lifecycle;
+use concertina_engine::process::ready_devices::add_ready_device;
+use concertina_engine::process::ready_devices::ready_device;
+use concertina_engine::process::startup;
+use concertina_engine::process::startup::start_allocator;
+use concertina_engine::util::fork;
 use concertina_engine::util::message;
 use exceptions::Failure;
 use std::ffi::{c_double, c_int, c_ulonglong, c_void};
@@ -106,7 +107,7 @@ fn obtain(
 #[cold]
 #[inline(never)]
 fn take_up(device: c_int) -> Option<&'static Device> {
-    lifecycle::first_use();
+    startup::initialize_on_call();
     let device = usable(device)?;
     preload::note_before_others(device);
     add_ready_device(device);
@@ -328,7 +329,7 @@ fn give_back(pointer: *mut c_void, device: c_int, stream: u64) {
 #[cold]
 #[inline(never)]
 fn give_back_anywhere(pointer: *mut c_void) {
-    if pointer.is_null() || lifecycle::in_forked_child() {
+    if pointer.is_null() || fork::in_forked_child() {
         return;
     }
     let Some(allocator) = allocator_in_use() else {
@@ -349,9 +350,9 @@ fn give_back_anywhere(pointer: *mut c_void) {
 pub extern "C" fn concertina_init(device_count: c_int) {
     let _ = device_count;
     guard((), || {
-        lifecycle::first_use();
-        if !lifecycle::in_forked_child() {
-            allocator();
+        startup::initialize_on_call();
+        if !fork::in_forked_child() {
+            start_allocator();
         }
     });
 }
@@ -387,7 +388,7 @@ pub extern "C" fn concertina_memory_fraction(fraction: c_double, device: c_int) 
             ));
             return;
         }
-        lifecycle::first_use();
+        startup::initialize_on_call();
         if let Some(device) = usable(device) {
             device.set_memory_fraction(fraction);
         }
@@ -438,7 +439,7 @@ pub extern "C" fn concertina_record_stream(pointer: *mut c_void, stream: *mut CU
         each_device(|device| {
             known = known || device.record_use(pointer as u64, stream as u64).is_ok();
         });
-        if !known && !lifecycle::in_forked_child() {
+        if !known && !fork::in_forked_child() {
             unknown("concertina_record_stream", pointer);
         }
     });
@@ -461,7 +462,7 @@ pub unsafe extern "C" fn concertina_begin_allocate_to_pool(
     filter: *const c_void,
 ) {
     guard((), || {
-        lifecycle::first_use();
+        startup::initialize_on_call();
         let Some(device) = usable(device) else { return };
         // SAFETY: the caller vouches for a `std::function` behind a pointer that is not null.
         let Some(filter) = (unsafe { StreamFilter::copy_of(filter.cast()) }) else {
@@ -514,11 +515,11 @@ fn report(shortage: &OutOfMemory) {
 /// The device, unless there is none or this process may not use it.
 #[inline(always)]
 fn usable(device: c_int) -> Option<&'static Device> {
-    if lifecycle::in_forked_child() {
-        lifecycle::explain_forked_child();
+    if fork::in_forked_child() {
+        fork::explain_forked_child();
         return None;
     }
-    let allocator = allocator()?;
+    let allocator = start_allocator()?;
     match allocator.device_in_use(device) {
         Some(device) => Some(device),
         None => allocator.device_or_print(device),
@@ -526,7 +527,7 @@ fn usable(device: c_int) -> Option<&'static Device> {
 }
 
 fn each_device(mut act: impl FnMut(&'static Device)) {
-    if !lifecycle::in_forked_child() {
+    if !fork::in_forked_child() {
         allocator_in_use()
             .into_iter()
             .flat_map(|it| it.devices_in_use())
