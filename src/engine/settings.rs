@@ -350,7 +350,7 @@ table! {
     "stream_waits", Kind::Bool, "True",
         sets!(stream_waits, Bool(yes) => yes),
         "have a stream wait on the GPU for memory that others freed, rather than take more from the \
-         driver; `False` for a program whose kernels never end, or wait for depot work of other streams";
+         driver; `False` for a program whose kernels never end, or wait for later work of other streams";
     "idle_release_ms", Kind::Milliseconds, "0",
         sets!(idle_release, Number(time) => Duration::from_millis(time as u64)),
         "how long memory may lie idle, in whole chunks, before it goes back to the driver; 0 keeps it";
