@@ -1,4 +1,4 @@
-//! The statistics as JSON, and their schema.
+//! The statistics as JSON.
 //!
 //! The pool's counters are the only source. `OWN` is the one list of the figures that PyTorch
 //! does not have: the JSON and the table of docs/statistics.md are both made from it.

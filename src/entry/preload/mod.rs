@@ -83,7 +83,7 @@ fn attend_counted(
     };
     // The body's own refusal stays: a limit is not to be gone round.
     let status = finish(inside, body, || retry_oom::with(reach, real));
-    call.done(function, status, bytes, caller::name);
+    call.count(function, status, bytes, caller::name);
     status
 }
 
