@@ -78,11 +78,14 @@ pub struct Surroundings {
 impl Surroundings {
     /// Says what has no effect; an error is one line about a mistake.
     pub fn look() -> Result<Surroundings, String> {
-        let (settings, complaints) = Settings::from_environment();
-        if let Some(mistake) = complaints.iter().find(|complaint| complaint.is_mistake()) {
+        let (settings, diagnostics) = Settings::from_environment();
+        if let Some(mistake) = diagnostics
+            .iter()
+            .find(|diagnostic| diagnostic.is_mistake())
+        {
             return Err(format!("replay: {}", mistake.line));
         }
-        complaints.iter().for_each(|it| complain(&it.line));
+        diagnostics.iter().for_each(|it| complain(&it.line));
         let pattern = variable(stats_output::VARIABLE).filter(|pattern| !pattern.is_empty());
         let path = pattern.map(|pattern| {
             let path = stats_path::expand(pattern.as_bytes())?;

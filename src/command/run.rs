@@ -98,15 +98,15 @@ fn settings(options: &Options) -> Option<OsString> {
 
 /// The first mistake in the settings that the program would get.
 fn wrong_settings(own: Option<&OsStr>) -> Option<String> {
-    let (_, complaints) = Settings::from_lookup(|variable| {
+    let (_, diagnostics) = Settings::from_lookup(|variable| {
         let text = match variable == VARIABLES[0] {
             true => own.map(OsStr::to_os_string),
             false => env::var_os(variable),
         };
         Some(text?.to_string_lossy().into_owned())
     });
-    let mistake = complaints.into_iter().find(Diagnostic::is_mistake);
-    mistake.map(|complaint| complaint.line)
+    let mistake = diagnostics.into_iter().find(Diagnostic::is_mistake);
+    mistake.map(|diagnostic| diagnostic.line)
 }
 
 /// Why the program could not leave its statistics, where some are asked for. It will have the number of
