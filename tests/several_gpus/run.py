@@ -65,6 +65,7 @@ def run(job, under, port, limit):
     lines = [line for line in out.splitlines() if line.startswith("{")]
     if child.returncode or not lines:
         words = [line for line in err.splitlines() if "Error" in line or "concertina:" in line]
+        words = [line for line in words if "ChildFailedError" not in line] or words
         why = (words or err.splitlines() or ["no output"])[-1]
         return {"job": job, "failed": f"status {child.returncode}: {why[:300]}"}
     result = json.loads(lines[-1])
