@@ -16,11 +16,10 @@ use super::{
 };
 use crate::entry::panic_guard::guard;
 use crate::entry::python::{Script, source};
-use concertina_engine::device::Device;
 use concertina_engine::device::captures;
-use concertina_engine::process::allocator::check_settings;
-use concertina_engine::process::lifecycle;
-use concertina_engine::process::stats;
+use concertina_engine::device::{self, Device};
+use concertina_engine::process::settings::check_settings;
+use concertina_engine::process::stats_output;
 use concertina_engine::settings::{self, Settings, Severity};
 use concertina_engine::util::message;
 use serde_json::{Value, json};
@@ -36,15 +35,12 @@ pub fn is_attached() -> bool {
     ATTACHED.load(Ordering::Relaxed)
 }
 
-pub static ATTACH: Script = Script {
-    name: c"<concertina: attach.py>",
-    text: source!("attach.py"),
+pub static ATTACH: Script = Script::new(
+    c"<concertina: attach.py>",
+    source!("attach.py"),
     functions,
-    failure: "PyTorch's memory functions could not be fitted: they fail as under any pluggable \
-              allocator",
-    asked: AtomicBool::new(false),
-    ran: AtomicBool::new(false),
-};
+    "PyTorch's memory functions could not be fitted: they fail as under any pluggable allocator",
+);
 
 macro_rules! functions {
     ($($name:literal: $function:expr;)*) => {
@@ -122,13 +118,13 @@ extern "C" fn is_disabled() -> bool {
 extern "C" fn mistakes(take: memory_stats::Take) {
     guard((), || {
         check_settings(false);
-        lifecycle::check_path();
+        stats_output::check_path();
         let (_, complaints) = Settings::from_environment();
         let mistakes = complaints.iter().filter(|complaint| complaint.is_mistake());
         let mut all: Vec<Value> = mistakes
             .map(|it| json!([it.line, it.severity == Severity::Unlimited]))
             .collect();
-        all.extend(lifecycle::path_mistake().map(|line| json!([line, false])));
+        all.extend(stats_output::path_mistake().map(|line| json!([line, false])));
         memory_stats::hand_over(&Value::Array(all), take);
     });
 }
@@ -148,8 +144,8 @@ extern "C" fn attach(known: bool) -> bool {
             return false;
         }
         ATTACHED.store(true, Ordering::Relaxed);
-        stats::set_allocator();
-        lifecycle::expect_statistics();
+        device::set_torch_allocator();
+        stats_output::expect_statistics();
         let mut missing = Vec::new();
         let mut unexpected = String::from("this PyTorch is not built as expected");
         match object {
@@ -185,7 +181,7 @@ extern "C" fn attach(known: bool) -> bool {
             missing.push("torch.profiler with profile_memory=True");
         }
         if !missing.is_empty() {
-            message::say(&format!(
+            message::print(&format!(
                 "{unexpected}; what works as under any pluggable allocator only: {}",
                 missing.join(", ")
             ));
@@ -229,5 +225,5 @@ pub fn observe(device: &Device, asked: usize, most: u64, free: u64) {
 
 /// PyTorch is not loaded yet: the script is to be run again.
 extern "C" fn later() {
-    ATTACH.run_again();
+    ATTACH.reset();
 }

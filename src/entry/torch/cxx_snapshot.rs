@@ -127,7 +127,7 @@ pub unsafe extern "C-unwind" fn follow_history(_: This) {
     }
     // SAFETY: PyTorch, which called, lets exceptions through.
     let unsaid = unsafe { raise(Failure::Other(NO_HISTORY.into())) };
-    message::say(&unsaid);
+    message::print(&unsaid);
 }
 
 const NO_HISTORY: &str = "concertina records memory history for C++ from PyTorch 2.11 on";

@@ -56,7 +56,7 @@ fn tell(address: u64, goes: bool) {
     // SAFETY: no lock of ours is held. `fire` is a callable object that is never let go of; a tuple takes what
     // it is given over, and null for nothing.
     unsafe {
-        python.aside(|| {
+        python.with_gil(|| {
             let arguments = (python.PyTuple_New)(2);
             if arguments.is_null() {
                 return;

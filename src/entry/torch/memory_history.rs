@@ -15,7 +15,7 @@ use concertina_engine::device::PoolId;
 use concertina_engine::device::history::{self, Action, Context, Contexts, Place, Plan};
 use concertina_engine::process::allocator::allocator_in_use;
 use concertina_engine::process::allocator::record_history;
-use concertina_engine::process::lifecycle;
+use concertina_engine::util::fork;
 use serde_json::{Value, json};
 use std::ffi::{c_int, c_ulonglong, c_void};
 use std::ptr;
@@ -77,7 +77,7 @@ fn gather(wanted: Contexts) -> Context {
     }
     // SAFETY: no lock of ours is held. `gather` is a callable object that is never let go of.
     let traceback = unsafe {
-        python.aside(|| {
+        python.with_gil(|| {
             if READING.load(Ordering::Relaxed) == 0 {
                 let unneeded = UNNEEDED
                     .lock()
@@ -121,7 +121,7 @@ pub fn freeing(device: &Device, address: u64, size: usize, stream: u64) {
 /// Where PyTorch is about to have memory given back to the driver, for [`emptied`].
 pub fn emptying() -> Context {
     // After a fork nothing is given back, and another thread may have held a lock that this takes.
-    match lifecycle::in_forked_child() {
+    match fork::in_forked_child() {
         true => None,
         false => gather(Contexts::All),
     }
@@ -211,7 +211,7 @@ pub extern "C" fn tell_all(graph: c_ulonglong, user: c_ulonglong, traces: bool, 
 pub fn snapshot_of(pool: PoolId, traces: bool) -> Value {
     let only = Some(pool).filter(|pool| *pool != (0, 0));
     match allocator_in_use() {
-        Some(allocator) if !lifecycle::in_forked_child() => allocator.snapshot(only, traces),
+        Some(allocator) if !fork::in_forked_child() => allocator.snapshot(only, traces),
         _ => json!({"segments": [], "device_traces": [], "external_annotations": []}),
     }
 }

@@ -6,9 +6,9 @@ use crate::entry::panic_guard::guard;
 use concertina_engine::core::Counters;
 use concertina_engine::device::Device;
 use concertina_engine::process::allocator::allocator_in_use;
-use concertina_engine::process::allocator::process_settings;
-use concertina_engine::process::lifecycle;
+use concertina_engine::process::settings::process_settings;
 use concertina_engine::process::stats;
+use concertina_engine::util::fork;
 use serde_json::Value;
 use std::ffi::{c_double, c_int, c_void};
 use std::mem::transmute;
@@ -25,11 +25,11 @@ pub fn hand_over(value: &Value, take: Take) {
 
 /// The device, if it was used.
 pub fn used(device: c_int) -> Option<&'static Device> {
-    if lifecycle::in_forked_child() {
+    if fork::in_forked_child() {
         return None;
     }
     allocator_in_use()?
-        .open_devices()
+        .devices_in_use()
         .find(|it| it.ordinal() == device)
 }
 

@@ -24,11 +24,12 @@ use super::{panic_guard::guard, preload};
 use concertina_engine::device::Device;
 use concertina_engine::device::OutOfMemory;
 use concertina_engine::device::Route;
-use concertina_engine::process::allocator::allocator;
 use concertina_engine::process::allocator::allocator_in_use;
-use concertina_engine::process::allocator::at_hand;
-use concertina_engine::process::allocator::keep_at_hand;
-use concertina_engine::process::lifecycle;
+use concertina_engine::process::ready_devices::add_ready_device;
+use concertina_engine::process::ready_devices::ready_device;
+use concertina_engine::process::startup;
+use concertina_engine::process::startup::start_allocator;
+use concertina_engine::util::fork;
 use concertina_engine::util::message;
 use exceptions::Failure;
 use std::ffi::{c_double, c_int, c_ulonglong, c_void};
@@ -92,7 +93,7 @@ fn obtain(
     if size == 0 {
         return Ok(ptr::null_mut());
     }
-    let device = match at_hand(device) {
+    let device = match ready_device(device) {
         Some(device) => device,
         None => take_up(device).ok_or(None)?,
     };
@@ -106,10 +107,10 @@ fn obtain(
 #[cold]
 #[inline(never)]
 fn take_up(device: c_int) -> Option<&'static Device> {
-    lifecycle::first_use();
+    startup::initialize_on_call();
     let device = usable(device)?;
     preload::note_before_others(device);
-    keep_at_hand(device);
+    add_ready_device(device);
     Some(device)
 }
 
@@ -285,7 +286,7 @@ unsafe fn refuse(
     };
     // SAFETY: as promised by the caller.
     let message = unsafe { exceptions::raise(failure) };
-    message::say(&message);
+    message::print(&message);
     ptr::null_mut()
 }
 
@@ -316,7 +317,7 @@ pub extern "C" fn concertina_free(
 #[inline(always)]
 fn give_back(pointer: *mut c_void, device: c_int, stream: u64) {
     if !pointer.is_null()
-        && let Some(here) = at_hand(device)
+        && let Some(here) = ready_device(device)
         && here.free(pointer as u64, stream).is_ok()
     {
         return;
@@ -328,14 +329,14 @@ fn give_back(pointer: *mut c_void, device: c_int, stream: u64) {
 #[cold]
 #[inline(never)]
 fn give_back_anywhere(pointer: *mut c_void) {
-    if pointer.is_null() || lifecycle::in_forked_child() {
+    if pointer.is_null() || fork::in_forked_child() {
         return;
     }
     let Some(allocator) = allocator_in_use() else {
         return;
     };
     let known = allocator
-        .open_devices()
+        .devices_in_use()
         .any(|device| device.free(pointer as u64, 0).is_ok());
     if !known {
         unknown("concertina_free", pointer);
@@ -349,9 +350,9 @@ fn give_back_anywhere(pointer: *mut c_void) {
 pub extern "C" fn concertina_init(device_count: c_int) {
     let _ = device_count;
     guard((), || {
-        lifecycle::first_use();
-        if !lifecycle::in_forked_child() {
-            allocator();
+        startup::initialize_on_call();
+        if !fork::in_forked_child() {
+            start_allocator();
         }
     });
 }
@@ -382,12 +383,12 @@ pub extern "C-unwind" fn concertina_empty_cache() {
 pub extern "C" fn concertina_memory_fraction(fraction: c_double, device: c_int) {
     guard((), || {
         if !(0.0..=1.0).contains(&fraction) {
-            message::say(&format!(
+            message::print(&format!(
                 "a memory fraction of {fraction} is ignored: it is a number from 0.0 to 1.0"
             ));
             return;
         }
-        lifecycle::first_use();
+        startup::initialize_on_call();
         if let Some(device) = usable(device) {
             device.set_memory_fraction(fraction);
         }
@@ -438,7 +439,7 @@ pub extern "C" fn concertina_record_stream(pointer: *mut c_void, stream: *mut CU
         each_device(|device| {
             known = known || device.record_use(pointer as u64, stream as u64).is_ok();
         });
-        if !known && !lifecycle::in_forked_child() {
+        if !known && !fork::in_forked_child() {
             unknown("concertina_record_stream", pointer);
         }
     });
@@ -461,7 +462,7 @@ pub unsafe extern "C" fn concertina_begin_allocate_to_pool(
     filter: *const c_void,
 ) {
     guard((), || {
-        lifecycle::first_use();
+        startup::initialize_on_call();
         let Some(device) = usable(device) else { return };
         // SAFETY: the caller vouches for a `std::function` behind a pointer that is not null.
         let Some(filter) = (unsafe { StreamFilter::copy_of(filter.cast()) }) else {
@@ -507,29 +508,29 @@ fn report(shortage: &OutOfMemory) {
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1)) {
         *last = Some(Instant::now());
-        message::say(&shortage.to_string());
+        message::print(&shortage.to_string());
     }
 }
 
 /// The device, unless there is none or this process may not use it.
 #[inline(always)]
 fn usable(device: c_int) -> Option<&'static Device> {
-    if lifecycle::in_forked_child() {
-        lifecycle::explain_forked_child();
+    if fork::in_forked_child() {
+        fork::explain_forked_child();
         return None;
     }
-    let allocator = allocator()?;
-    match allocator.open_device(device) {
+    let allocator = start_allocator()?;
+    match allocator.device_in_use(device) {
         Some(device) => Some(device),
-        None => allocator.device_or_say(device),
+        None => allocator.device_or_print(device),
     }
 }
 
 fn each_device(mut act: impl FnMut(&'static Device)) {
-    if !lifecycle::in_forked_child() {
+    if !fork::in_forked_child() {
         allocator_in_use()
             .into_iter()
-            .flat_map(|it| it.open_devices())
+            .flat_map(|it| it.devices_in_use())
             .for_each(&mut act);
     }
 }
@@ -537,7 +538,7 @@ fn each_device(mut act: impl FnMut(&'static Device)) {
 #[cold]
 fn unknown(function: &str, pointer: *mut c_void) {
     static SAID: AtomicBool = AtomicBool::new(false);
-    message::say_once(&SAID, || {
+    message::print_once(&SAID, || {
         format!(
             "{function}: {pointer:?} is not in use; it is left alone, as others like it will be"
         )

@@ -592,7 +592,7 @@ pub extern "C" fn withdraw_objects() {
             missing.extend(loss.filter(|loss| !missing.contains(loss)));
         }
         if !missing.is_empty() {
-            message::say(&format!(
+            message::print(&format!(
                 "this PyTorch's classes are not those of its release; what works as under any \
                  pluggable allocator only: {}",
                 missing.join(", ")
