@@ -58,7 +58,7 @@ pub struct Arena {
     pub idle: u16,
     pub chunks: Chunks,
     pub addresses: AddressSpace,
-    /// Its segments are supplied by somebody else ([`Pool::supply`](super::Pool::supply)), and it has no
+    /// Its segments are supplied by somebody else ([`Pool::add_supplied_segment`](super::Pool::add_supplied_segment)), and it has no
     /// memory of the driver's.
     pub supplied: bool,
     /// Each block takes a whole segment.

@@ -88,7 +88,7 @@ pub struct Marks(u8);
 impl Marks {
     pub const NONE: Marks = Marks(0);
     /// Other streams were recorded on it.
-    const SHARED: u8 = 1;
+    const MULTI_STREAM: u8 = 1;
     /// It is of [`Origin::Cuda`].
     const CUDA: u8 = 2;
 
@@ -109,13 +109,13 @@ impl Marks {
     }
 
     #[inline(always)]
-    pub fn is_shared(self) -> bool {
-        self.0 & Marks::SHARED != 0
+    pub fn is_multi_stream(self) -> bool {
+        self.0 & Marks::MULTI_STREAM != 0
     }
 
     #[inline]
-    pub fn set_shared(&mut self, shared: bool) {
-        self.0 = self.0 & !Marks::SHARED | u8::from(shared);
+    pub fn set_multi_stream(&mut self, shared: bool) {
+        self.0 = self.0 & !Marks::MULTI_STREAM | u8::from(shared);
     }
 }
 

@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 /// One quantity: how much was ever added, how much removed, and the highest difference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flow {
+pub struct Stat {
     /// Added since the start, or since the accumulated figures were reset.
     pub allocated: u64,
     /// Removed since then.
@@ -20,15 +20,15 @@ pub struct Flow {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Usage {
-    pub allocation: Flow,
-    pub allocated_bytes: Flow,
-    pub requested_bytes: Flow,
-    pub active: Flow,
-    pub active_bytes: Flow,
-    pub inactive_split: Flow,
-    pub inactive_split_bytes: Flow,
-    pub segment: Flow,
-    pub reserved_bytes: Flow,
+    pub allocation: Stat,
+    pub allocated_bytes: Stat,
+    pub requested_bytes: Stat,
+    pub active: Stat,
+    pub active_bytes: Stat,
+    pub inactive_split: Stat,
+    pub inactive_split_bytes: Stat,
+    pub segment: Stat,
+    pub reserved_bytes: Stat,
 }
 
 /// Which of PyTorch's two classes a block is counted in, by its size.
@@ -67,7 +67,7 @@ pub enum Origin {
 
 /// What the pool has counted, as it is read, with the blocks of one origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct PoolStats {
     /// All blocks of the origin, and all segments.
     pub all: Usage,
     /// Blocks up to 1 MiB; segments are shared, so they and what is free in them count as large.
@@ -80,7 +80,7 @@ pub struct Counters {
     pub events: Events,
 }
 
-impl Deref for Counters {
+impl Deref for PoolStats {
     type Target = Events;
     fn deref(&self) -> &Events {
         &self.events
@@ -485,35 +485,35 @@ impl Account {
 /// large, and so is what is free in them: a free block changes its size with almost every block, and to have it
 /// change its class cost a seventh of all the time of a pair.
 #[derive(Clone, Default)]
-pub struct Tally {
+pub struct Counters {
     allocator: Account,
     cuda: Account,
     free_blocks: Level,
     held: Level,
     events: Events,
     /// Those of the events that PyTorch counts, and that were for requests of [`Origin::Cuda`].
-    cuda_tried: Tried,
+    cuda_retries: Retries,
 }
 
 /// What was tried for requests that did not fit: retries, refusals, waits for the device.
 #[derive(Clone, Copy, Default)]
-pub struct Tried([u64; 3]);
+pub struct Retries([u64; 3]);
 
-impl Deref for Tally {
+impl Deref for Counters {
     type Target = Events;
     fn deref(&self) -> &Events {
         &self.events
     }
 }
 
-impl DerefMut for Tally {
+impl DerefMut for Counters {
     #[inline]
     fn deref_mut(&mut self) -> &mut Events {
         &mut self.events
     }
 }
 
-impl Tally {
+impl Counters {
     #[inline(always)]
     fn of(&self, origin: Origin) -> &Account {
         match origin {
@@ -551,7 +551,7 @@ impl Tally {
         live.take(Class::of(size) as usize, one);
     }
 
-    /// The same, out of the way of [`Tally::freed`] for the allocator's own.
+    /// The same, out of the way of [`Counters::freed`] for the allocator's own.
     #[inline(never)]
     pub fn freed_by(&mut self, origin: Origin, size: u64, requested: u64) {
         self.freed(origin, size, requested);
@@ -584,26 +584,26 @@ impl Tally {
     }
 
     /// What was tried up to now that is not known to have been for others than the allocator.
-    pub fn tried(&self) -> Tried {
+    pub fn retries(&self) -> Retries {
         let Events {
             alloc_retries,
             ooms,
             syncs,
             ..
         } = self.events;
-        Tried([alloc_retries, ooms, syncs])
+        Retries([alloc_retries, ooms, syncs])
     }
 
     /// What has been tried since was for a request of [`Origin::Cuda`].
-    pub fn tried_for_cuda(&mut self, before: Tried) {
-        let now = self.tried();
-        for (at, for_cuda) in self.cuda_tried.0.iter_mut().enumerate() {
+    pub fn attribute_retries_to_cuda(&mut self, before: Retries) {
+        let now = self.retries();
+        for (at, for_cuda) in self.cuda_retries.0.iter_mut().enumerate() {
             *for_cuda += now.0[at] - before.0[at];
         }
-        self.set_tried(before);
+        self.set_retries(before);
     }
 
-    fn set_tried(&mut self, tried: Tried) {
+    fn set_retries(&mut self, tried: Retries) {
         let events = &mut self.events;
         [events.alloc_retries, events.ooms, events.syncs] = tried.0;
     }
@@ -658,13 +658,13 @@ impl Tally {
     }
 
     /// Bytes held from the driver.
-    pub fn held(&self) -> u64 {
+    pub fn reserved(&self) -> u64 {
         self.held.now().get(1)
     }
 
     /// Everything counted so far, with the blocks of this origin.
-    pub fn read(&self, origin: Origin) -> Counters {
-        let Tally {
+    pub fn read(&self, origin: Origin) -> PoolStats {
+        let Counters {
             free_blocks, held, ..
         } = self;
         let Account {
@@ -701,9 +701,9 @@ impl Tally {
         });
         let mut events = self.events;
         if origin == Origin::Cuda {
-            [events.alloc_retries, events.ooms, events.syncs] = self.cuda_tried.0;
+            [events.alloc_retries, events.ooms, events.syncs] = self.cuda_retries.0;
         }
-        Counters {
+        PoolStats {
             all,
             small,
             large,
@@ -730,13 +730,13 @@ impl Tally {
         self.held.reset_accumulated();
         self.events.device_allocs = 0;
         self.events.device_frees = 0;
-        self.set_tried(Tried::default());
-        self.cuda_tried = Tried::default();
+        self.set_retries(Retries::default());
+        self.cuda_retries = Retries::default();
     }
 }
 
 fn usage(before: &State, came: &State, now: &State, peak: &Peak) -> Usage {
-    let flow = |before: u64, added: u64, current: u64, peak| Flow {
+    let flow = |before: u64, added: u64, current: u64, peak| Stat {
         allocated: added,
         freed: before + added - current,
         current,
@@ -824,7 +824,7 @@ mod tests {
     #[test]
     fn what_is_free_is_that_of_a_plain_account_after_every_step() {
         let mut random = random();
-        let mut tally = Tally::default();
+        let mut counters = Counters::default();
         // Free blocks and their bytes: how many there are, the most, and how many ever came.
         let (mut now, mut peak, mut came) = ([0u64; 2], [0u64; 2], [0u64; 2]);
         for step in 0..20_000 {
@@ -832,26 +832,26 @@ mod tests {
             let more = match random(4) {
                 0 => {
                     let beside = random(3).min(now[0]);
-                    tally.free_block_coalesced(size, beside);
+                    counters.free_block_coalesced(size, beside);
                     now[0] -= beside.saturating_sub(1);
                     [u64::from(beside == 0), size]
                 }
                 1 if now[0] > 0 && now[1] > size => {
-                    tally.free_block_shrunk(size);
+                    counters.free_block_shrunk(size);
                     now[1] -= size;
                     [0, 0]
                 }
                 2 if now[0] > 1 && now[1] > size => {
-                    tally.free_block_removed(size);
+                    counters.free_block_removed(size);
                     now = [now[0] - 1, now[1] - size];
                     [0, 0]
                 }
                 3 if now[0] > 0 => {
-                    tally.free_block_grown(size);
+                    counters.free_block_grown(size);
                     [0, size]
                 }
                 _ => {
-                    tally.free_block_added(size);
+                    counters.free_block_added(size);
                     [1, size]
                 }
             };
@@ -862,18 +862,18 @@ mod tests {
             peak = [0, 1].map(|of| peak[of].max(now[of]));
             match random(500) {
                 0 => {
-                    tally.reset_peaks();
+                    counters.reset_peaks();
                     peak = now;
                 }
                 1 => {
-                    tally.reset_accumulated();
+                    counters.reset_accumulated();
                     came = [0; 2];
                 }
                 _ => {}
             }
-            let Counters {
+            let PoolStats {
                 all, small, large, ..
-            } = tally.read(Origin::Allocator);
+            } = counters.read(Origin::Allocator);
             let flows = [all.inactive_split, all.inactive_split_bytes];
             assert_eq!(flows.map(|it| it.current), now, "step {step}");
             assert_eq!(flows.map(|it| it.peak), peak, "step {step}");
@@ -887,7 +887,7 @@ mod tests {
     #[test]
     fn peaks_are_those_of_a_plain_account_after_every_step() {
         let mut random = random();
-        let mut tally = Tally::default();
+        let mut counters = Counters::default();
         let mut plain = [Plain::default(); 3];
         let (mut live, mut pending) = (Vec::new(), Vec::new());
         for step in 0..20_000 {
@@ -907,20 +907,20 @@ mod tests {
                 }
                 let peaks = (0..3).any(|of| plain[of].peak != before[of].peak);
                 assert_eq!(
-                    tally.would_peak(Origin::Allocator, size, requested),
+                    counters.would_peak(Origin::Allocator, size, requested),
                     peaks,
                     "step {step}"
                 );
-                tally.allocated(Origin::Allocator, size, requested);
+                counters.allocated(Origin::Allocator, size, requested);
                 live.push((size, requested));
             } else {
                 let at = random(live.len() as u64) as usize;
                 let (size, requested) = live.swap_remove(at);
                 let class = Class::of(size) as usize;
                 let waits = random(4) == 0;
-                tally.freed(Origin::Allocator, size, requested);
+                counters.freed(Origin::Allocator, size, requested);
                 if waits {
-                    tally.deferred(Origin::Allocator, size, requested);
+                    counters.deferred(Origin::Allocator, size, requested);
                     pending.push((size, requested));
                 }
                 for of in [class, ALL] {
@@ -935,7 +935,7 @@ mod tests {
             if random(6) == 0
                 && let Some((size, requested)) = pending.pop()
             {
-                tally.let_go(Origin::Allocator, size, requested);
+                counters.let_go(Origin::Allocator, size, requested);
                 for of in [Class::of(size) as usize, ALL] {
                     plain[of].change(|now| {
                         for (at, less) in [requested, 1, size].into_iter().enumerate() {
@@ -946,14 +946,14 @@ mod tests {
             }
             match random(500) {
                 0 => {
-                    tally.reset_peaks();
+                    counters.reset_peaks();
                     plain.iter_mut().for_each(|it| it.peak = it.now);
                 }
-                1 => tally.reset_accumulated(),
+                1 => counters.reset_accumulated(),
                 _ => {}
             }
-            let counters = tally.read(Origin::Allocator);
-            for (of, usage) in [&counters.small, &counters.large, &counters.all]
+            let stats = counters.read(Origin::Allocator);
+            for (of, usage) in [&stats.small, &stats.large, &stats.all]
                 .into_iter()
                 .enumerate()
             {

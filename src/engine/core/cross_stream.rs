@@ -53,7 +53,7 @@ impl<G: Gpu> Pool<G> {
     /// Whether a block of this size is to be freed at once, and not by a stream cache later: an event of its
     /// own tells others when it was.
     #[inline]
-    pub fn frees_at_once(&self, size: u64) -> bool {
+    pub fn needs_free_event(&self, size: u64) -> bool {
         size >= SMALL && self.arenas[SHARED_ARENA as usize].watched && self.has_several_streams()
     }
 

@@ -5,7 +5,7 @@ use super::arena::{ArenaId, SHARED_ARENA};
 use super::block::{BlockId, NONE, State};
 use super::counters::Origin;
 use super::gpu::Gpu;
-use super::journal::Happening;
+use super::memory_events::MemoryEvent;
 use super::pool::{Pool, Unknown};
 use super::stream_lists::{ALL_STREAMS, FreeList, StreamKey, UNORDERED};
 use std::collections::HashSet;
@@ -34,7 +34,7 @@ impl<G: Gpu> Pool<G> {
             return Err(Unknown);
         }
         if self.lists.get(self.blocks[id].list).key != stream {
-            self.blocks[id].marks.set_shared(true);
+            self.blocks[id].marks.set_multi_stream(true);
             let uses = self.uses.entry(id).or_default();
             if !uses.contains(&stream) {
                 uses.push(stream);
@@ -44,8 +44,8 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// The stream that is recorded is another device's.
-    pub fn note_foreign(&mut self, stream: StreamKey) {
-        self.epochs.note_foreign(stream);
+    pub fn add_foreign_stream(&mut self, stream: StreamKey) {
+        self.epochs.add_foreign_stream(stream);
     }
 
     /// Whether the stream is another device's.
@@ -54,7 +54,7 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Takes back a block in the order of another stream than its own, which was recorded on it.
-    pub fn free_by_another(&mut self, address: u64) -> Result<(), Unknown> {
+    pub fn free_from_other_stream(&mut self, address: u64) -> Result<(), Unknown> {
         self.epochs.by_another = true;
         let freed = self.free(address);
         self.epochs.by_another = false;
@@ -92,13 +92,13 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// What the block is called that was deferred last, as long as it is.
-    pub fn last_deferred(&self) -> Option<u64> {
+    pub fn last_deferred_epoch(&self) -> Option<u64> {
         self.deferred.last().map(|it| it.epoch)
     }
 
     /// What its own stream does from now on comes after all that other streams do with a deferred block, by
     /// this name: that stream has it again. Nothing where it is deferred no more.
-    pub fn rejoin(&mut self, name: u64) {
+    pub fn reclaim_deferred(&mut self, name: u64) {
         // No two frees have the same epoch, and they are in its order.
         let found = self.deferred.binary_search_by_key(&name, |it| it.epoch);
         if let Ok(at) = found {
@@ -111,12 +111,12 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// A stream is about to be destroyed: an event is recorded behind all that it was given.
-    pub fn forget_stream(&mut self, stream: StreamKey) {
+    pub fn before_stream_destroy(&mut self, stream: StreamKey) {
         let lists = self.lists.iter().filter(|(_, it)| it.key == stream);
         if let Some(freed) = lists.map(|(_, it)| it.freed).max() {
-            self.gpu.attend(Some(stream));
+            self.gpu.set_requesting_stream(Some(stream));
             self.epochs.cover(stream, freed, &mut self.gpu);
-            self.gpu.attend(None);
+            self.gpu.set_requesting_stream(None);
         }
     }
 
@@ -207,7 +207,7 @@ impl<G: Gpu> Pool<G> {
         }
         let list = self.lists.get(by);
         let (key, arena, freed) = (list.key, list.arena, list.freed);
-        self.gpu.attend(Some(key));
+        self.gpu.set_requesting_stream(Some(key));
         match wanted {
             true => self.epochs.poll(&mut self.gpu),
             false => {
@@ -233,7 +233,7 @@ impl<G: Gpu> Pool<G> {
         if due {
             self.epochs.cover_wanted(&mut self.gpu);
         }
-        self.gpu.attend(None);
+        self.gpu.set_requesting_stream(None);
         came
     }
 
@@ -281,7 +281,7 @@ impl<G: Gpu> Pool<G> {
         if origin == Origin::Cuda {
             return;
         }
-        self.journal.note(Happening::Completed {
+        self.event_log.push(MemoryEvent::FreeCompleted {
             address: block.address,
             size: block.detail,
             stream: self.lists.get(block.list).key.handle,
@@ -319,7 +319,7 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Waits until everything that was freed is idle. False where waiting is not possible.
-    pub fn settle(&mut self) -> bool {
+    pub fn synchronize_frees(&mut self) -> bool {
         self.release_unordered();
         let is_idle = |(list, it): (u16, &FreeList)| list == it.idle || it.bins.is_empty();
         if self.deferred.is_empty() && self.unsettled_lists().all(is_idle) {
@@ -341,7 +341,7 @@ impl<G: Gpu> Pool<G> {
         let deferred = self.deferred.iter().map(|it| &it.uses);
         let uses: Vec<&Vec<StreamKey>> = self.uses.values().chain(deferred).collect();
         let recorded = |key: &StreamKey| uses.iter().any(|it| it.contains(key));
-        self.epochs.settle(&mut self.gpu, recorded);
+        self.epochs.synchronize_frees(&mut self.gpu, recorded);
     }
 
     /// The free lists of all arenas that may have free blocks which are not idle.

@@ -70,7 +70,7 @@ impl Progress {
     fn complete(&mut self, at: usize, gpu: &mut impl Gpu, events: &mut usize) {
         self.completed = self.completed.max(self.marks[at].epoch | 1);
         for event in self.marks.drain(..=at).filter_map(|mark| mark.event) {
-            gpu.forget(event);
+            gpu.release_event(event);
             *events -= 1;
         }
     }
@@ -79,7 +79,9 @@ impl Progress {
     fn poll(&mut self, gpu: &mut impl Gpu, events: &mut usize) -> bool {
         let mut changed = false;
         while let Some(at) = self.marks.iter().position(|mark| mark.event.is_some())
-            && self.marks[at].event.is_some_and(|event| gpu.passed(event))
+            && self.marks[at]
+                .event
+                .is_some_and(|event| gpu.has_completed(event))
         {
             self.complete(at, gpu, events);
             changed = true;
@@ -218,7 +220,7 @@ impl Epochs {
     }
 
     /// The stream is another device's.
-    pub fn note_foreign(&mut self, key: StreamKey) {
+    pub fn add_foreign_stream(&mut self, key: StreamKey) {
         self.foreign.insert(key);
     }
 
@@ -241,7 +243,7 @@ impl Epochs {
             let began = gpu.now();
             let idle = gpu.is_idle(key);
             if !idle {
-                recorded = gpu.record(key);
+                recorded = gpu.record_event(key);
             }
             let now = gpu.now();
             self.budget.spend(now - began, now);
@@ -279,7 +281,7 @@ impl Epochs {
         let done = self.now | 1;
         let progress = self.streams.entry(key).or_default();
         for event in progress.marks.drain(..).filter_map(|mark| mark.event) {
-            gpu.forget(event);
+            gpu.release_event(event);
             self.events -= 1;
         }
         (progress.completed, progress.covered) = (done, done);
@@ -300,10 +302,12 @@ impl Epochs {
         if self.events >= EVENTS {
             return false;
         }
-        let recorded = gpu.record(key).map(|event| (key, event));
+        let recorded = gpu.record_event(key).map(|event| (key, event));
         let foreign = self.foreign.contains(&key);
         let recorded = match recorded {
-            None if !foreign => gpu.record(ALL_STREAMS).map(|event| (ALL_STREAMS, event)),
+            None if !foreign => gpu
+                .record_event(ALL_STREAMS)
+                .map(|event| (ALL_STREAMS, event)),
             own => own,
         };
         let Some((key, event)) = recorded else {
@@ -410,7 +414,7 @@ impl Epochs {
             return true;
         }
         let event = self.event_of(other, epoch);
-        if !event.is_some_and(|event| gpu.order(event, stream)) {
+        if !event.is_some_and(|event| gpu.stream_wait_event(event, stream)) {
             return false;
         }
         if self.followed.len() >= FOLLOWED {
@@ -440,14 +444,14 @@ impl Epochs {
 
     /// All work on the device is known to be done, and that of other devices' streams that use its memory.
     /// Those that are `recorded` on blocks in use go on using them.
-    pub fn settle(&mut self, gpu: &mut impl Gpu, recorded: impl Fn(&StreamKey) -> bool) {
+    pub fn synchronize_frees(&mut self, gpu: &mut impl Gpu, recorded: impl Fn(&StreamKey) -> bool) {
         self.count_anew();
         for (_, progress) in self.streams.drain() {
             progress
                 .marks
                 .into_iter()
                 .filter_map(|mark| mark.event)
-                .for_each(|event| gpu.forget(event));
+                .for_each(|event| gpu.release_event(event));
         }
         self.events = 0;
         self.followed.clear();

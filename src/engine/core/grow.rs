@@ -3,7 +3,7 @@
 use crate::core::arena::{ArenaId, SHARED_ARENA};
 use crate::core::block::{BlockId, NONE, State};
 use crate::core::gpu::{Gpu, Refusal};
-use crate::core::journal::Happening;
+use crate::core::memory_events::MemoryEvent;
 use crate::core::pool::Pool;
 
 /// Growth for one request need not make more chunks than so many, however little is held so far:
@@ -239,7 +239,7 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Takes memory ahead of need: one idle free block of at least `size` bytes, which any stream may have.
-    pub fn take_ahead(&mut self, size: u64) -> Result<(), Refusal> {
+    pub fn preallocate(&mut self, size: u64) -> Result<(), Refusal> {
         if size > crate::core::LARGEST_REQUEST {
             return Err(Refusal::OutOfMemory);
         }
@@ -376,7 +376,8 @@ impl<G: Gpu> Pool<G> {
             arena.chunks.add(handle, bytes, arena.cursor);
             arena.reserved += bytes;
             self.counters.chunk_added(bytes);
-            self.journal.note(Happening::Mapped(arena.cursor, bytes));
+            self.event_log
+                .push(MemoryEvent::SegmentMapped(arena.cursor, bytes));
             self.append(bytes, idle, 0, list);
             missing = self.missing(size, list);
         }

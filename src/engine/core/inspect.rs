@@ -3,13 +3,13 @@
 use super::arena::{ArenaId, SHARED_ARENA};
 use super::block::{Block, NONE, State};
 use super::gpu::Gpu;
-use super::pool::{Live, Pool};
+use super::pool::{LiveBlock, Pool};
 use super::stream_lists::StreamKey;
 use std::collections::HashMap;
 
 /// A block in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct BlockInfo {
     /// Where it starts.
     pub start: u64,
     /// Its size in bytes.
@@ -24,7 +24,7 @@ pub struct Found {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
     /// A block in use; in a private pool all memory around it without a gap, used or not.
-    pub found: Found,
+    pub found: BlockInfo,
     /// It is a private pool's.
     pub private: bool,
     /// It lies in a plain segment, which is one allocation to the driver.
@@ -54,7 +54,7 @@ impl Backing {
 impl<G: Gpu> Pool<G> {
     /// The block in use that holds the byte at `address`. Quick for a block's first byte; looks at
     /// every block for another.
-    pub fn block_around(&self, address: u64) -> Option<Found> {
+    pub fn block_around(&self, address: u64) -> Option<BlockInfo> {
         self.live_around(address).map(|block| self.found(block))
     }
 
@@ -110,8 +110,8 @@ impl<G: Gpu> Pool<G> {
         block
     }
 
-    pub(super) fn found(&self, block: &Block) -> Found {
-        Found {
+    pub(super) fn found(&self, block: &Block) -> BlockInfo {
+        BlockInfo {
             start: block.address,
             size: block.size,
             requested: block.detail,
@@ -168,24 +168,24 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Where each chunk is at home, by its handle.
-    pub fn homes(&self) -> HashMap<u64, u64> {
+    pub fn chunk_addresses(&self) -> HashMap<u64, u64> {
         let chunks = self.arenas.iter().flat_map(|arena| arena.chunks.iter());
         chunks.map(|chunk| (chunk.handle, chunk.home)).collect()
     }
 
     /// Notes that every stream may use a block that was looked up. False where that was noted before.
     #[inline]
-    pub fn share(&mut self, live: &Live) -> bool {
+    pub fn mark_multi_stream(&mut self, live: &LiveBlock) -> bool {
         let marks = &mut self.blocks[live.id].marks;
-        let noted = marks.is_shared();
-        marks.set_shared(true);
+        let noted = marks.is_multi_stream();
+        marks.set_multi_stream(true);
         !noted
     }
 
     /// No other stream uses a block that was looked up, and has stayed in use, any more.
     #[inline]
-    pub fn unshare(&mut self, live: &Live) {
-        self.blocks[live.id].marks.set_shared(false);
+    pub fn clear_multi_stream(&mut self, live: &LiveBlock) {
+        self.blocks[live.id].marks.set_multi_stream(false);
     }
 
     /// Whether memory comes in plain segments, each of them one allocation to the driver.
@@ -200,7 +200,7 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Every block in use.
-    pub fn blocks_in_use(&self) -> impl Iterator<Item = Found> {
+    pub fn blocks_in_use(&self) -> impl Iterator<Item = BlockInfo> {
         self.live_blocks().map(|block| self.found(block))
     }
 

@@ -24,7 +24,7 @@ mod event_budget;
 mod gpu;
 mod grow;
 mod inspect;
-mod journal;
+mod memory_events;
 mod plain_segments;
 mod pool;
 mod purge;
@@ -37,13 +37,13 @@ mod trim;
 
 pub use arena::{ArenaId, SHARED_ARENA};
 pub use check::Broken;
-pub use counters::{Class, Counters, Events, Flow, Origin, Tally, Usage};
+pub use counters::{Class, Counters, Events, Origin, PoolStats, Stat, Usage};
 pub use gpu::{Event, Gpu, Handle, Refusal};
-pub use inspect::{Allocation, Backing, Found};
-pub use journal::{Happening, Journal};
-pub use pool::{Allocated, Live, Metadata, Policy, Pool, Shortage, Tuning, Unknown};
+pub use inspect::{Allocation, Backing, BlockInfo};
+pub use memory_events::{EventLog, MemoryEvent};
+pub use pool::{Allocated, LiveBlock, Metadata, Policy, Pool, Shortage, Tuning, Unknown};
 pub use restore::Occupied;
-pub use segments::{Piece, Segment};
+pub use segments::{Segment, SegmentBlock};
 pub use stream_lists::{ALL_STREAMS, StreamKey, UNORDERED};
 
 /// Every block starts at, and is rounded up to, a multiple of this many bytes, as in PyTorch's

@@ -4,7 +4,7 @@
 use super::arena::ArenaId;
 use super::block::{BlockId, State};
 use super::gpu::{Gpu, Refusal};
-use super::journal::Happening;
+use super::memory_events::MemoryEvent;
 use super::pool::Pool;
 
 impl<G: Gpu> Pool<G> {
@@ -14,7 +14,7 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// From now on each block of an arena takes a whole segment, where its memory comes in such.
-    pub fn keep_whole(&mut self, id: ArenaId) {
+    pub fn use_whole_segments(&mut self, id: ArenaId) {
         self.arenas[id as usize].whole = self.is_plain_arena(id);
     }
 
@@ -40,14 +40,14 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// An arena whose memory is supplied gets so many bytes more, a multiple of 512, at an address that is
-    /// one, too. They are its own until [`Pool::take_returned`] names them.
-    pub fn supply(&mut self, address: u64, bytes: u64, id: ArenaId) {
+    /// one, too. They are its own until [`Pool::pop_returned_segment`] names them.
+    pub fn add_supplied_segment(&mut self, address: u64, bytes: u64, id: ArenaId) {
         self.hold_segment(address, bytes, id);
     }
 
     /// A supplied segment that is not needed any more, by address and size: no work uses it. It is not
     /// named again.
-    pub fn take_returned(&mut self) -> Option<(u64, u64)> {
+    pub fn pop_returned_segment(&mut self) -> Option<(u64, u64)> {
         self.returned.pop()
     }
 
@@ -58,7 +58,8 @@ impl<G: Gpu> Pool<G> {
         let idle = arena.idle;
         self.counters.growths += 1;
         self.counters.chunk_added(bytes);
-        self.journal.note(Happening::Taken(address, bytes));
+        self.event_log
+            .push(MemoryEvent::SegmentAllocated(address, bytes));
         let block = self.blocks.add(address, bytes, idle, State::Free);
         self.counters.free_block_added(bytes);
         self.lists.get_mut(idle).insert(&mut self.blocks, block);
@@ -77,7 +78,7 @@ impl<G: Gpu> Pool<G> {
             gpu,
             counters,
             arenas,
-            journal,
+            event_log,
             returned,
             ..
         } = self;
@@ -101,7 +102,10 @@ impl<G: Gpu> Pool<G> {
                 false => gpu.free(free_block.address, free_block.size),
             }
             counters.chunk_removed(free_block.size);
-            journal.note(Happening::GivenBack(free_block.address, free_block.size));
+            event_log.push(MemoryEvent::SegmentFreed(
+                free_block.address,
+                free_block.size,
+            ));
             bytes += free_block.size;
         }
         bytes

@@ -7,11 +7,11 @@ use super::address_map::{AddressMap, MapIndex};
 use super::arena::{Arena, ArenaId, PendingArenas, SHARED_ARENA};
 use super::block::{Block, BlockId, Blocks, Marks, NONE, Nodes, State, VACANT, absorb_next};
 use super::chunk::ChunkId;
-use super::counters::{Counters, Origin, Tally};
+use super::counters::{Counters, Origin, PoolStats};
 use super::deferred_free::Deferred;
 use super::epoch::Epochs;
 use super::gpu::{Gpu, Refusal};
-use super::journal::Journal;
+use super::memory_events::EventLog;
 use super::purge::Purge;
 use super::remap_budget::RemapBudget;
 use super::stream_lists::{ALL_STREAMS, FreeLists, StreamKey, UNORDERED};
@@ -67,13 +67,13 @@ pub struct Shortage {
     /// Bytes in use by the program, whoever asked for them.
     pub live: u64,
     /// Bytes of them that CUDA's functions were asked for.
-    pub live_of_cuda: u64,
+    pub live_cuda: u64,
     /// Bytes held from the driver.
     pub reserved: u64,
     /// Bytes of the largest free range.
     pub largest: u64,
     /// Bytes held that are free for others alone: for private pools, or for all but one of them.
-    pub elsewhere: u64,
+    pub other_arenas: u64,
     /// Bytes of the largest chunks that memory comes in and is joined by; 0 where nothing is joined.
     pub chunk: u64,
     /// What the driver, or the limit, said.
@@ -86,7 +86,7 @@ pub struct Unknown;
 
 /// A block in use.
 #[derive(Clone, Copy)]
-pub struct Live {
+pub struct LiveBlock {
     pub(super) id: BlockId,
     /// Where it is in the address map, until that is next changed.
     spot: MapIndex,
@@ -96,7 +96,7 @@ pub struct Live {
     pub list: u16,
 }
 
-impl Live {
+impl LiveBlock {
     /// A small number that no other block in use has.
     #[inline]
     pub fn index(&self) -> usize {
@@ -149,8 +149,8 @@ pub struct Pool<G> {
     pub(super) epochs: Epochs,
     pub(super) purge: Purge,
     pub(super) remap_budget: RemapBudget,
-    pub(super) counters: Tally,
-    pub(super) journal: Journal,
+    pub(super) counters: Counters,
+    pub(super) event_log: EventLog,
     /// Supplied segments that are not needed any more, by address and size.
     pub(super) returned: Vec<(u64, u64)>,
     /// Arenas that nobody uses any more and that can be used again.
@@ -191,8 +191,8 @@ impl<G: Gpu> Pool<G> {
             epochs: Epochs::new(),
             purge: Purge::default(),
             remap_budget: RemapBudget::new(),
-            counters: Tally::default(),
-            journal: Journal::default(),
+            counters: Counters::default(),
+            event_log: EventLog::default(),
             returned: Vec::new(),
             closed: Vec::new(),
             pending: PendingArenas::default(),
@@ -315,10 +315,10 @@ impl<G: Gpu> Pool<G> {
 
     /// The block in use that starts at `address`.
     #[inline(always)]
-    pub fn find_live(&self, address: u64) -> Option<Live> {
+    pub fn find_live(&self, address: u64) -> Option<LiveBlock> {
         let (id, spot) = self.address_map.find(&self.blocks, address)?;
         let block = &self.blocks[id];
-        Some(Live {
+        Some(LiveBlock {
             id,
             spot,
             requested: block.detail,
@@ -328,13 +328,13 @@ impl<G: Gpu> Pool<G> {
 
     /// The stream that a block was allocated on.
     #[inline]
-    pub fn owner_of(&self, live: &Live) -> StreamKey {
+    pub fn owner_of(&self, live: &LiveBlock) -> StreamKey {
         self.lists.get(live.list).key
     }
 
     /// Takes a block back that was looked up since the pool was last changed. Returns its size.
     #[inline(always)]
-    pub fn free_live(&mut self, Live { id, spot, .. }: Live) -> u64 {
+    pub fn free_live(&mut self, LiveBlock { id, spot, .. }: LiveBlock) -> u64 {
         self.address_map.remove(&mut self.blocks, id, spot);
         let &Block {
             size,
@@ -350,7 +350,7 @@ impl<G: Gpu> Pool<G> {
         let owner = self.lists.get_mut(list);
         let arena = &mut self.arenas[owner.arena as usize];
         arena.live -= size;
-        if marks.is_shared() {
+        if marks.is_multi_stream() {
             self.defer(id);
             return size;
         }
@@ -397,7 +397,7 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// The program gave back earlier what `free` frees: no event recorded now tells when.
-    pub fn free_late(&mut self, free: impl FnOnce(&mut Self)) {
+    pub fn free_without_events(&mut self, free: impl FnOnce(&mut Self)) {
         self.epochs.late = true;
         free(self);
         self.epochs.late = false;
@@ -416,39 +416,39 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Whether the block that starts at `address` will have to wait for other streams once freed.
-    pub fn is_shared(&self, address: u64) -> bool {
+    pub fn is_multi_stream_at(&self, address: u64) -> bool {
         self.find_live(address)
-            .is_some_and(|live| self.shares(&live))
+            .is_some_and(|live| self.is_multi_stream(&live))
     }
 
     /// The same of a block that was looked up.
-    pub fn shares(&self, live: &Live) -> bool {
-        self.blocks[live.id].marks.is_shared()
+    pub fn is_multi_stream(&self, live: &LiveBlock) -> bool {
+        self.blocks[live.id].marks.is_multi_stream()
     }
 
     /// Who asked for a block that was looked up.
     #[inline]
-    pub fn origin_of(&self, live: &Live) -> Origin {
+    pub fn origin_of(&self, live: &LiveBlock) -> Origin {
         self.blocks[live.id].marks.origin()
     }
 
     /// Everything counted so far, with the blocks that the allocator's own functions were asked for.
-    pub fn counters(&self) -> Counters {
-        self.counters_of(Origin::Allocator)
+    pub fn stats(&self) -> PoolStats {
+        self.stats_of(Origin::Allocator)
     }
 
     /// The same with the blocks of either origin.
-    pub fn counters_of(&self, origin: Origin) -> Counters {
+    pub fn stats_of(&self, origin: Origin) -> PoolStats {
         self.counters.read(origin)
     }
 
     /// The counting itself.
-    pub fn tally(&self) -> &Tally {
+    pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
     /// For resetting peaks and sums, and for what happens outside the pool.
-    pub fn tally_mut(&mut self) -> &mut Tally {
+    pub fn counters_mut(&mut self) -> &mut Counters {
         &mut self.counters
     }
 
@@ -476,7 +476,7 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// A new arena, which shares no memory with others, and whose memory is `supplied`
-    /// ([`Pool::supply`]) or the driver's. `None` when there are too many.
+    /// ([`Pool::add_supplied_segment`]) or the driver's. `None` when there are too many.
     pub fn open_arena(&mut self, supplied: bool) -> Option<ArenaId> {
         let vacant = self.closed.last().copied();
         let id = match vacant {
@@ -501,12 +501,12 @@ impl<G: Gpu> Pool<G> {
         let arena = &mut self.arenas[id as usize];
         (arena.closing, arena.watched) = (true, true);
         self.pending.ripe.push(id);
-        self.trim_closing();
+        self.trim_closing_arenas();
     }
 
     /// Gives back what closing arenas hold, if that may have become more. Waits for the device; in a
     /// capture, where it may not, it does nothing and is due again.
-    pub fn trim_closing(&mut self) {
+    pub fn trim_closing_arenas(&mut self) {
         if self.pending.ripe.is_empty() || !self.gpu.synchronize() {
             return;
         }
@@ -606,7 +606,7 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Gives everything back that can be, addresses too. For when nobody uses the pool any more.
-    pub fn shut(&mut self) {
+    pub fn tear_down(&mut self) {
         self.trim_all(None);
         for arena in &mut self.arenas {
             if arena.reserved == 0 && arena.chunks.stale.is_empty() {
@@ -628,7 +628,7 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Whether a request for `size` bytes from the arena would be met at once, on every stream.
-    pub fn has_idle(&self, size: u64, arena: ArenaId) -> bool {
+    pub fn has_idle_block(&self, size: u64, arena: ArenaId) -> bool {
         let idle = self.arenas[arena as usize].idle;
         self.lists.get(idle).bins.best(&self.blocks, size) != NONE
     }
@@ -649,9 +649,10 @@ impl<G: Gpu> Pool<G> {
     #[cold]
     #[inline(never)]
     fn find_harder(&mut self, size: u64, list: u16) -> Result<BlockId, Shortage> {
-        self.gpu.attend(Some(self.lists.get(list).key));
+        self.gpu
+            .set_requesting_stream(Some(self.lists.get(list).key));
         let free_block = self.climb(size, list);
-        self.gpu.attend(None);
+        self.gpu.set_requesting_stream(None);
         free_block
     }
 
@@ -687,7 +688,7 @@ impl<G: Gpu> Pool<G> {
         }
         // 7. Waiting until everything free is idle, and giving back what plain segments allow.
         self.counters.alloc_retries += 1;
-        self.settle();
+        self.synchronize_frees();
         if let Some(free_block) = self.hit(size, list) {
             return Ok(free_block);
         }
@@ -701,17 +702,17 @@ impl<G: Gpu> Pool<G> {
     /// What the pool looks like to a request that cannot be met. Looks at all free memory, but where more is to
     /// be supplied first.
     pub fn shortage(&self, asked: u64, arena: ArenaId, refusal: Refusal) -> Shortage {
-        let [live, live_of_cuda] =
+        let [live, live_cuda] =
             [Origin::Allocator, Origin::Cuda].map(|origin| self.counters.in_use(origin));
-        let (live, reserved) = (live, self.counters.held());
+        let (live, reserved) = (live, self.counters.reserved());
         if let Refusal::Unsupplied(_) = refusal {
             return Shortage {
                 asked,
                 live,
-                live_of_cuda,
+                live_cuda,
                 reserved,
                 largest: 0,
-                elsewhere: 0,
+                other_arenas: 0,
                 chunk: 0,
                 refusal,
             };
@@ -720,11 +721,11 @@ impl<G: Gpu> Pool<G> {
         let others = others.filter(|(at, _)| *at != arena as usize);
         Shortage {
             asked,
-            live: live + live_of_cuda,
-            live_of_cuda,
-            reserved: self.counters.held(),
+            live: live + live_cuda,
+            live_cuda,
+            reserved: self.counters.reserved(),
             largest: self.largest_free(),
-            elsewhere: others.map(|(_, it)| it.reserved - it.live).sum(),
+            other_arenas: others.map(|(_, it)| it.reserved - it.live).sum(),
             chunk: match self.granularity > 0 && arena == SHARED_ARENA {
                 true => self.chunk_size(arena),
                 false => 0,
@@ -845,7 +846,7 @@ impl<G: Gpu> Pool<G> {
 fn coalesce(
     blocks: &mut Blocks,
     lists: &mut FreeLists,
-    counters: &mut Tally,
+    counters: &mut Counters,
     tail: &mut BlockId,
     idle: u16,
     (mut id, mut list, mut epoch): (BlockId, u16, u64),

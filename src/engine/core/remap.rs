@@ -4,7 +4,7 @@ use super::arena::SHARED_ARENA;
 use super::block::{BlockId, NONE, State};
 use super::chunk::{Chunk, ChunkId, Stale};
 use super::gpu::{Gpu, Refusal};
-use super::journal::Happening;
+use super::memory_events::MemoryEvent;
 use super::pool::{Pool, join};
 
 /// How many old mappings stay up, for each chunk that is held and at the least. They cost addresses, of
@@ -105,7 +105,7 @@ impl<G: Gpu> Pool<G> {
             lists,
             gpu,
             counters,
-            journal,
+            event_log,
             ..
         } = self;
         let arena_id = lists.get(list).arena;
@@ -122,8 +122,8 @@ impl<G: Gpu> Pool<G> {
         let at = arena.cursor;
         arena.addresses.take(at, chunk.size);
         arena.chunks.move_home(id, arena.cursor);
-        journal.note(Happening::Unmapped(chunk.home, chunk.size));
-        journal.note(Happening::Mapped(arena.cursor, chunk.size));
+        event_log.push(MemoryEvent::SegmentUnmapped(chunk.home, chunk.size));
+        event_log.push(MemoryEvent::SegmentMapped(arena.cursor, chunk.size));
         arena.chunks.get_mut(id).stale += 1;
         arena.chunks.stale.push_back(Stale {
             chunk: id,

@@ -4,7 +4,7 @@ use super::arena::ArenaId;
 use super::block::{Block, BlockId, State};
 use super::counters::Origin;
 use super::gpu::Gpu;
-use super::inspect::Found;
+use super::inspect::BlockInfo;
 use super::pool::Pool;
 
 /// The address of a block that cannot be put there: the memory is in use, still used by other streams
@@ -14,7 +14,7 @@ pub struct Occupied(pub u64);
 
 impl<G: Gpu> Pool<G> {
     /// Every block in use of one arena.
-    pub fn blocks_of(&self, arena: ArenaId) -> impl Iterator<Item = Found> {
+    pub fn blocks_of(&self, arena: ArenaId) -> impl Iterator<Item = BlockInfo> {
         let of_arena = move |it: &&Block| self.lists.get(it.list).arena == arena;
         self.live_blocks()
             .filter(of_arena)
@@ -23,7 +23,7 @@ impl<G: Gpu> Pool<G> {
 
     /// Takes memory of an arena that is free at these very places, all blocks or none. Whoever freed it:
     /// a captured graph that is replayed writes to its addresses without asking.
-    pub fn place(&mut self, blocks: &[Found], arena: ArenaId) -> Result<(), Occupied> {
+    pub fn allocate_at(&mut self, blocks: &[BlockInfo], arena: ArenaId) -> Result<(), Occupied> {
         let mut free_blocks: Vec<BlockId> = self
             .blocks
             .iter()
@@ -64,7 +64,7 @@ impl<G: Gpu> Pool<G> {
 
     /// Cuts a block out of a free block around it. What is left of the free block behind the block keeps the free block's
     /// node.
-    fn carve(&mut self, free_block: BlockId, block: &Found, list: u16) {
+    fn carve(&mut self, free_block: BlockId, block: &BlockInfo, list: u16) {
         let Block {
             address,
             size,

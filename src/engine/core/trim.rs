@@ -4,7 +4,7 @@ use super::arena::{ArenaId, SHARED_ARENA};
 use super::block::{BlockId, NONE};
 use super::chunk::ChunkId;
 use super::gpu::Gpu;
-use super::journal::Happening;
+use super::memory_events::MemoryEvent;
 use super::pool::Pool;
 use super::stream_lists::{FreeList, StreamKey, UNORDERED};
 
@@ -59,15 +59,15 @@ impl<G: Gpu> Pool<G> {
     /// idle yet; does nothing in a capture, such as one of the stream that memory is wanted on, if
     /// it is for one. Returns the bytes given back.
     pub fn trim_all(&mut self, wanted_on: Option<StreamKey>) -> u64 {
-        self.gpu.attend(wanted_on);
+        self.gpu.set_requesting_stream(wanted_on);
         self.reclaim_all();
-        self.settle();
+        self.synchronize_frees();
         if self.gpu.may_wait() {
             self.let_closing_go();
         }
-        self.trim_closing();
+        self.trim_closing_arenas();
         let bytes = self.trim(SHARED_ARENA);
-        self.gpu.attend(None);
+        self.gpu.set_requesting_stream(None);
         bytes
     }
 
@@ -157,8 +157,8 @@ impl<G: Gpu> Pool<G> {
         arena.chunks.remove(chunk_id);
         arena.reserved -= chunk.size;
         self.counters.chunk_removed(chunk.size);
-        self.journal
-            .note(Happening::Unmapped(chunk.home, chunk.size));
+        self.event_log
+            .push(MemoryEvent::SegmentUnmapped(chunk.home, chunk.size));
         true
     }
 }

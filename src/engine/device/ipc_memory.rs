@@ -93,7 +93,7 @@ impl Device {
             )));
         }
         if pool.gpu().spans.are_many() {
-            let home = pool.homes();
+            let home = pool.chunk_addresses();
             pool.gpu_mut().spans.keep_together(&home);
         }
         let segment = (!backing.mapped).then_some(backing.start);

@@ -1,7 +1,7 @@
 //! Memory of other processes that is mapped here. Each span is mapped once, however much of it is open,
 //! and stays as long as anybody holds it.
 
-use crate::core::{Found, UNORDERED};
+use crate::core::{BlockInfo, UNORDERED};
 use crate::device::Device;
 use crate::ipc::socket::{Question, ask};
 use crate::ipc::{Handle, Secret, SegmentHandle, Unshared, exported};
@@ -66,10 +66,10 @@ impl Imported {
 
     /// The memory in it that a handle is of; `None` where that lies beyond its end, as no handle says that
     /// came as it was made.
-    pub fn part(&self, handle: &Handle) -> Option<Found> {
+    pub fn part(&self, handle: &Handle) -> Option<BlockInfo> {
         let Handle { offset, size, .. } = *handle;
         let end = offset.checked_add(size)?;
-        (end <= self.bytes).then_some(Found {
+        (end <= self.bytes).then_some(BlockInfo {
             start: self.address.checked_add(offset)?,
             size,
             requested: size,
