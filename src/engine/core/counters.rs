@@ -455,7 +455,7 @@ impl Account {
         self.raise_active();
     }
 
-    fn let_go(&mut self, size: u64, requested: u64) {
+    fn deferred_completed(&mut self, size: u64, requested: u64) {
         let class = Class::of(size) as usize;
         self.pending[class] = self.pending[class].less(Sum::one(size));
         // There is no more room for it: its bytes went before.
@@ -564,8 +564,8 @@ impl Counters {
     }
 
     /// It is so no more.
-    pub fn let_go(&mut self, origin: Origin, size: u64, requested: u64) {
-        self.of_mut(origin).let_go(size, requested);
+    pub fn deferred_completed(&mut self, origin: Origin, size: u64, requested: u64) {
+        self.of_mut(origin).deferred_completed(size, requested);
     }
 
     /// Blocks of one class went back and were handed out again unchanged, `count` times in all,
@@ -935,7 +935,7 @@ mod tests {
             if random(6) == 0
                 && let Some((size, requested)) = pending.pop()
             {
-                counters.let_go(Origin::Allocator, size, requested);
+                counters.deferred_completed(Origin::Allocator, size, requested);
                 for of in [Class::of(size) as usize, ALL] {
                     plain[of].change(|now| {
                         for (at, less) in [requested, 1, size].into_iter().enumerate() {

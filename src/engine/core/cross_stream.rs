@@ -8,7 +8,7 @@
 
 use super::SMALL;
 use super::arena::SHARED_ARENA;
-use super::block::{BlockId, NONE, State};
+use super::block::{BlockId, BlockState, NONE};
 use super::deferred_free::Deferred;
 use super::gpu::Gpu;
 use super::pool::Pool;
@@ -33,20 +33,20 @@ impl<G: Gpu> Pool<G> {
         if !self.policy.waits || self.lists.get(list).arena != SHARED_ARENA {
             return None;
         }
-        let block = self.take_free(size, list);
-        let block = block.or_else(|| self.take_deferred(size, list));
+        let block = self.reuse_free_block(size, list);
+        let block = block.or_else(|| self.reuse_deferred_block(size, list));
         self.counters.hits += u64::from(block.is_some());
         block
     }
 
     /// A stream wants memory, and others have some: from now on large frees get events that could be waited for.
-    pub(super) fn want_exact(&mut self, list: u16) {
+    pub(super) fn request_free_events(&mut self, list: u16) {
         if self.policy.waits
             && self.lists.get(list).arena == SHARED_ARENA
-            && (self.lists.beside(list).next().is_some() || !self.deferred.is_empty())
-            && self.epochs.want_exact(&self.gpu)
+            && (self.lists.others_with_free(list).next().is_some() || !self.deferred.is_empty())
+            && self.epochs.request_free_events(&self.gpu)
         {
-            self.arenas[SHARED_ARENA as usize].watched = true;
+            self.arenas[SHARED_ARENA as usize].notes_frees = true;
         }
     }
 
@@ -54,7 +54,9 @@ impl<G: Gpu> Pool<G> {
     /// own tells others when it was.
     #[inline]
     pub fn needs_free_event(&self, size: u64) -> bool {
-        size >= SMALL && self.arenas[SHARED_ARENA as usize].watched && self.has_several_streams()
+        size >= SMALL
+            && self.arenas[SHARED_ARENA as usize].notes_frees
+            && self.has_several_streams()
     }
 
     /// Whether there is another stream that might want memory.
@@ -64,9 +66,9 @@ impl<G: Gpu> Pool<G> {
 
     /// The stream's work from now on runs after that of another one up to a free. False where it cannot be
     /// made to.
-    pub(super) fn follow(&mut self, list: u16, other: u16, epoch: u64) -> bool {
+    pub(super) fn wait_for(&mut self, list: u16, other: u16, epoch: u64) -> bool {
         let (key, other) = (self.lists.get(list).key, self.lists.get(other).key);
-        self.epochs.follow(key, other, epoch, &mut self.gpu)
+        self.epochs.wait_for(key, other, epoch, &mut self.gpu)
     }
 
     /// The epoch of the other stream's after which this one may have a range of a free block; None where
@@ -79,7 +81,7 @@ impl<G: Gpu> Pool<G> {
     ) -> Option<u64> {
         let (key, block) = (self.lists.get(list).key, self.blocks[block]);
         let owner = self.lists.get(block.list);
-        let followable = |epoch: &u64| self.epochs.can_follow(key, owner.key, *epoch);
+        let followable = |epoch: &u64| self.epochs.can_wait_for(key, owner.key, *epoch);
         // Freed in one piece: it has one event, if any.
         Some(block.detail)
             .filter(|epoch| epoch & 1 == 0 && followable(epoch))
@@ -90,15 +92,15 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// What another stream's memory that this one has taken is called: freed by this one just now.
-    pub(super) fn take_over(&mut self, list: u16) -> u64 {
+    pub(super) fn new_free_epoch(&mut self, list: u16) -> u64 {
         let epoch = self.epochs.tick(0);
         self.lists.get_mut(list).freed = epoch;
         epoch
     }
 
     /// The best fit among the free blocks of the arena's other streams. What is left of it stays theirs.
-    fn take_free(&mut self, size: u64, list: u16) -> Option<BlockId> {
-        let found = self.lists.beside(list).filter_map(|(_, it)| {
+    fn reuse_free_block(&mut self, size: u64, list: u16) -> Option<BlockId> {
+        let found = self.lists.others_with_free(list).filter_map(|(_, it)| {
             let mut fitting = it.bins.ascending(&self.blocks, size).take(LOOKED_AT);
             fitting.find_map(|id| self.reusable_part(id, size, list))
         });
@@ -112,8 +114,8 @@ impl<G: Gpu> Pool<G> {
             epoch,
         } = found;
         let other = self.blocks[block].list;
-        self.follow(list, other, epoch)
-            .then(|| self.cut_out(block, start, size))
+        self.wait_for(list, other, epoch)
+            .then(|| self.carve_out(block, start, size))
     }
 
     /// Where in another stream's free block this stream can have `size` bytes: at one of its ends, so that
@@ -122,8 +124,12 @@ impl<G: Gpu> Pool<G> {
         let block = self.blocks[id];
         let key = self.lists.get(block.list).key;
         let (first, last) = (block.address, block.end() - size);
-        let edges = self.epochs.edges(key, (block.address, block.end()));
-        let beside = edges.iter().flat_map(|at| [*at, at.saturating_sub(size)]);
+        let free_boundaries = self
+            .epochs
+            .free_boundaries(key, (block.address, block.end()));
+        let beside = free_boundaries
+            .iter()
+            .flat_map(|at| [*at, at.saturating_sub(size)]);
         let starts = [first, last].into_iter().chain(beside);
         starts
             .filter(|start| (first..=last).contains(start))
@@ -139,28 +145,32 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Makes a part of a free block one of its own, of the same stream.
-    fn cut_out(&mut self, id: BlockId, start: u64, size: u64) -> BlockId {
+    fn carve_out(&mut self, id: BlockId, start: u64, size: u64) -> BlockId {
         let block = self.blocks[id];
         self.lists.get_mut(block.list).remove(&mut self.blocks, id);
         self.counters.free_block_removed(block.size);
         if start > block.address {
             let before = start - block.address;
-            let front = self.blocks.split_front(id, before, block.list, State::Free);
-            self.put_back(front, block.detail);
+            let front = self
+                .blocks
+                .split_front(id, before, block.list, BlockState::Free);
+            self.reinsert_rest(front, block.detail);
         }
         let mut part = id;
         if self.blocks[id].size > size {
-            part = self.blocks.split_front(id, size, block.list, State::Free);
-            self.put_back(id, block.detail);
+            part = self
+                .blocks
+                .split_front(id, size, block.list, BlockState::Free);
+            self.reinsert_rest(id, block.detail);
         }
-        self.put_back(part, block.detail);
+        self.reinsert_rest(part, block.detail);
         part
     }
 
     /// The smallest block that was freed while other streams used it, behind waits for each of them.
-    fn take_deferred(&mut self, size: u64, list: u16) -> Option<BlockId> {
+    fn reuse_deferred_block(&mut self, size: u64, list: u16) -> Option<BlockId> {
         let key = self.lists.get(list).key;
-        let can_follow = |it: &Deferred| {
+        let can_wait_for = |it: &Deferred| {
             let owner = self.lists.get(self.blocks[it.block].list);
             let mut streams = it.uses.iter().chain([&owner.key]);
             // What may be used anywhere is nobody's to wait for.
@@ -168,23 +178,23 @@ impl<G: Gpu> Pool<G> {
                 && !it.uses.contains(&ALL_STREAMS)
                 && self.blocks[it.block].size >= size
                 && streams
-                    .all(|other| *other == key || self.epochs.can_follow(key, *other, it.epoch))
+                    .all(|other| *other == key || self.epochs.can_wait_for(key, *other, it.epoch))
         };
         let fitting = self.deferred.iter().enumerate();
-        let fitting = fitting.filter(|(_, it)| can_follow(it));
+        let fitting = fitting.filter(|(_, it)| can_wait_for(it));
         let (at, _) = fitting.min_by_key(|(_, it)| self.blocks[it.block].size)?;
         let Deferred { block, epoch, uses } = &self.deferred[at];
         let (block, epoch) = (*block, *epoch);
         let owner = self.lists.get(self.blocks[block].list).key;
         for other in uses.iter().chain([&owner]).filter(|other| **other != key) {
-            if !self.epochs.follow(key, *other, epoch, &mut self.gpu) {
+            if !self.epochs.wait_for(key, *other, epoch, &mut self.gpu) {
                 return None;
             }
         }
         self.deferred.remove(at);
-        self.complete(block);
-        let epoch = self.take_over(list);
-        self.free_completed(block, list, epoch);
-        Some(self.fit(size, list)).filter(|id| *id != NONE)
+        self.end_deferral(block);
+        let epoch = self.new_free_epoch(list);
+        self.free_to_list(block, list, epoch);
+        Some(self.best_fit(size, list)).filter(|id| *id != NONE)
     }
 }

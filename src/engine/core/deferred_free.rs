@@ -2,7 +2,7 @@
 //! with the device.
 
 use super::arena::{ArenaId, SHARED_ARENA};
-use super::block::{BlockId, NONE, State};
+use super::block::{BlockId, BlockState, NONE};
 use super::counters::Origin;
 use super::gpu::Gpu;
 use super::memory_events::MemoryEvent;
@@ -34,8 +34,8 @@ impl<G: Gpu> Pool<G> {
             return Err(Unknown);
         }
         if self.lists.get(self.blocks[id].list).key != stream {
-            self.blocks[id].marks.set_multi_stream(true);
-            let uses = self.uses.entry(id).or_default();
+            self.blocks[id].flags.set_multi_stream(true);
+            let uses = self.stream_uses.entry(id).or_default();
             if !uses.contains(&stream) {
                 uses.push(stream);
             }
@@ -55,9 +55,9 @@ impl<G: Gpu> Pool<G> {
 
     /// Takes back a block in the order of another stream than its own, which was recorded on it.
     pub fn free_from_other_stream(&mut self, address: u64) -> Result<(), Unknown> {
-        self.epochs.by_another = true;
+        self.epochs.off_stream = true;
         let freed = self.free(address);
-        self.epochs.by_another = false;
+        self.epochs.off_stream = false;
         freed.map(drop)
     }
 
@@ -66,23 +66,27 @@ impl<G: Gpu> Pool<G> {
     #[inline(never)]
     pub(super) fn defer(&mut self, id: BlockId) {
         let block = self.blocks[id];
-        self.blocks[id].state = State::Pending;
+        self.blocks[id].state = BlockState::Pending;
         self.counters
-            .deferred(block.marks.origin(), block.size, block.detail);
+            .deferred(block.flags.origin(), block.size, block.detail);
         let epoch = self.epochs.tick(block.size);
         if self.deferred.is_empty() {
-            self.looks = 0;
+            self.allocations_while_deferred = 0;
         }
         self.epochs.set_deferred(true);
         // Whom nobody named may be anyone.
-        let uses = self.uses.remove(&id).unwrap_or_else(|| vec![ALL_STREAMS]);
+        let uses = self
+            .stream_uses
+            .remove(&id)
+            .unwrap_or_else(|| vec![ALL_STREAMS]);
         for stream in &uses {
-            self.epochs.note_free(*stream, (0, 0), true, &mut self.gpu);
+            self.epochs
+                .record_free(*stream, (0, 0), true, &mut self.gpu);
         }
         let list = self.lists.get_mut(block.list);
         let before = std::mem::replace(&mut list.freed, epoch);
-        if self.arenas[list.arena as usize].watched {
-            self.note_free(id, before);
+        if self.arenas[list.arena as usize].notes_frees {
+            self.record_free(id, before);
         }
         self.deferred.push(Deferred {
             block: id,
@@ -104,9 +108,9 @@ impl<G: Gpu> Pool<G> {
         if let Ok(at) = found {
             let block = self.deferred.remove(at).block;
             let list = self.blocks[block].list;
-            self.complete(block);
-            let epoch = self.take_over(list);
-            self.free_completed(block, list, epoch);
+            self.end_deferral(block);
+            let epoch = self.new_free_epoch(list);
+            self.free_to_list(block, list, epoch);
         }
     }
 
@@ -127,12 +131,12 @@ impl<G: Gpu> Pool<G> {
 
     /// Looks at the events under way, and lets go what they held up. True if any free block changed
     /// hands or any block came free.
-    pub(super) fn advance(&mut self, list: u16) -> bool {
+    pub(super) fn poll_streams(&mut self, list: u16) -> bool {
         if self.deferred.is_empty() && self.lists.streams() < 2 {
             return false;
         }
         let arena = self.lists.get(list).arena;
-        let free = self.lists.streams_of(arena);
+        let free = self.lists.stream_lists_of(arena);
         let free = free.filter(|(_, it)| !it.bins.is_empty());
         let streams: Vec<(StreamKey, u64)> = free.map(|(_, it)| (it.key, it.freed)).collect();
         if streams.len() > SEVERAL {
@@ -143,29 +147,29 @@ impl<G: Gpu> Pool<G> {
         for (key, freed) in &streams {
             self.epochs.cover(*key, *freed, &mut self.gpu);
         }
-        self.epochs.cover_wanted(&mut self.gpu);
+        self.epochs.cover_uncovered(&mut self.gpu);
         self.epochs.poll(&mut self.gpu);
         for _ in 0..POLLS {
             let epochs = &mut self.epochs;
-            let Some((key, _)) = streams.iter().find(|(key, _)| !epochs.is_done(*key)) else {
+            let Some((key, _)) = streams.iter().find(|(key, _)| !epochs.has_no_event(*key)) else {
                 break;
             };
             epochs.poll_stream(*key, &mut self.gpu);
         }
-        self.let_go()
+        self.apply_completed()
     }
 
     /// Has events cover all that was freed in an arena.
-    pub(super) fn cover_all(&mut self, arena: ArenaId) {
+    pub(super) fn cover_arena(&mut self, arena: ArenaId) {
         let lists = self
             .lists
             .of_arena(arena)
-            .filter(|(at, it)| *at != it.idle && it.key != UNORDERED && it.holds_free());
+            .filter(|(at, it)| *at != it.idle && it.key != UNORDERED && it.has_free());
         let lists: Vec<(StreamKey, u64)> = lists.map(|(_, it)| (it.key, it.freed)).collect();
         for (key, freed) in lists {
             self.epochs.cover(key, freed, &mut self.gpu);
         }
-        self.epochs.cover_wanted(&mut self.gpu);
+        self.epochs.cover_uncovered(&mut self.gpu);
     }
 
     /// Has an event cover the work that uses the newest of an arena's old mappings.
@@ -181,9 +185,9 @@ impl<G: Gpu> Pool<G> {
     ///
     /// True if a block came free that was deferred: another free block may be the best now.
     #[inline(always)]
-    pub(super) fn poll_now_and_then(&mut self, by: u16, reserved: u64) -> bool {
+    pub(super) fn poll_if_due(&mut self, by: u16, reserved: u64) -> bool {
         let least = (reserved / 16).max(self.granularity);
-        self.epochs.unmarked > least && self.look(by, least)
+        self.epochs.freed_since_event > least && self.poll_events(by, least)
     }
 
     /// While blocks are deferred, also at every allocation whose number is a power of two, counted from when
@@ -191,17 +195,18 @@ impl<G: Gpu> Pool<G> {
     /// and a few questions in all where it is far behind.
     #[cold]
     #[inline(never)]
-    fn look(&mut self, by: u16, least: u64) -> bool {
+    fn poll_events(&mut self, by: u16, least: u64) -> bool {
         let deferred = !self.deferred.is_empty();
         self.epochs.set_deferred(deferred);
-        self.looks += u64::from(deferred);
-        let due = deferred && self.looks.is_power_of_two() && self.gpu.may_wait();
-        let much = self.epochs.has_unmarked(least);
-        let asked = self.epochs.asked();
-        let wanted = asked || much && (deferred || self.lists.several_hold());
+        self.allocations_while_deferred += u64::from(deferred);
+        let due =
+            deferred && self.allocations_while_deferred.is_power_of_two() && self.gpu.may_wait();
+        let much = self.epochs.has_freed_since_event(least);
+        let asked = self.epochs.take_poll_request();
+        let wanted = asked || much && (deferred || self.lists.several_in_use());
         if !(wanted || due) {
             if much {
-                self.epochs.count_anew();
+                self.epochs.reset_freed_since_event();
             }
             return false;
         }
@@ -218,20 +223,20 @@ impl<G: Gpu> Pool<G> {
                 }
             }
         }
-        let came = due && self.let_deferred_go();
+        let came = due && self.complete_deferred();
         if came {
             // It keeps up: so the count begins anew, or where some block is always deferred it would never
             // end.
-            self.looks = 0;
+            self.allocations_while_deferred = 0;
         }
         if asked {
-            self.cover_all(arena);
+            self.cover_arena(arena);
         }
         if wanted && (key == UNORDERED || self.epochs.cover(key, freed, &mut self.gpu)) {
-            self.epochs.count_anew();
+            self.epochs.reset_freed_since_event();
         }
         if due {
-            self.epochs.cover_wanted(&mut self.gpu);
+            self.epochs.cover_uncovered(&mut self.gpu);
         }
         self.gpu.set_requesting_stream(None);
         came
@@ -239,16 +244,16 @@ impl<G: Gpu> Pool<G> {
 
     /// What streams have done with becomes free or idle. True if there was any. Of a private pool's that is
     /// looked at when memory is wanted there.
-    pub(super) fn let_go(&mut self) -> bool {
-        if self.arenas[SHARED_ARENA as usize].released == self.epochs.advances {
+    pub(super) fn apply_completed(&mut self) -> bool {
+        if self.arenas[SHARED_ARENA as usize].idle_as_of == self.epochs.advances {
             return false;
         }
-        self.epochs.forget_done();
-        self.let_deferred_go() | self.release_completed(SHARED_ARENA)
+        self.epochs.drop_finished_streams();
+        self.complete_deferred() | self.make_completed_idle(SHARED_ARENA)
     }
 
     /// Deferred blocks that no stream uses any more become free. True if there were any.
-    pub(super) fn let_deferred_go(&mut self) -> bool {
+    pub(super) fn complete_deferred(&mut self) -> bool {
         let mut done = Vec::new();
         let epochs = &self.epochs;
         self.deferred.retain(|it| {
@@ -262,21 +267,22 @@ impl<G: Gpu> Pool<G> {
             !over
         });
         for (block, epoch) in &done {
-            self.complete(*block);
+            self.end_deferral(*block);
             let list = self.blocks[*block].list;
             match self.is_completed(list, *epoch) {
-                true => self.free_completed(*block, self.lists.get(list).idle, 0),
-                false => self.free_completed(*block, list, *epoch),
+                true => self.free_to_list(*block, self.lists.get(list).idle, 0),
+                false => self.free_to_list(*block, list, *epoch),
             }
         }
         !done.is_empty()
     }
 
     /// A block that was freed waits for no other stream any more; it is to become a free block.
-    pub(super) fn complete(&mut self, id: BlockId) {
+    pub(super) fn end_deferral(&mut self, id: BlockId) {
         let block = self.blocks[id];
-        let origin = block.marks.origin();
-        self.counters.let_go(origin, block.size, block.detail);
+        let origin = block.flags.origin();
+        self.counters
+            .deferred_completed(origin, block.size, block.detail);
         // What is written down is PyTorch's history.
         if origin == Origin::Cuda {
             return;
@@ -289,25 +295,25 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// What no stream orders is idle as it is, and becomes anybody's.
-    fn release_unordered(&mut self) {
-        let lists = self.unsettled_lists().filter(|(_, it)| it.key == UNORDERED);
+    fn make_unordered_idle(&mut self) {
+        let lists = self.lists_not_idle().filter(|(_, it)| it.key == UNORDERED);
         let lists: Vec<u16> = lists.map(|(list, _)| list).collect();
         for list in lists {
-            self.release(list, u64::MAX);
+            self.make_list_idle(list, u64::MAX);
         }
     }
 
     /// A free list's free blocks that were freed up to some epoch become idle. True if there were any.
-    pub(super) fn release(&mut self, list: u16, completed: u64) -> bool {
+    pub(super) fn make_list_idle(&mut self, list: u16, completed: u64) -> bool {
         let mut changed = false;
-        self.lists.get_mut(list).keep_order(&mut self.blocks);
+        self.lists.get_mut(list).start_order(&mut self.blocks);
         loop {
             let it = self.lists.get_mut(list);
             let Some(id) = it
                 .oldest()
                 .filter(|id| self.blocks[*id].detail <= completed)
             else {
-                it.forget_order();
+                it.drop_order();
                 return changed;
             };
             it.remove(&mut self.blocks, id);
@@ -320,43 +326,43 @@ impl<G: Gpu> Pool<G> {
 
     /// Waits until everything that was freed is idle. False where waiting is not possible.
     pub fn synchronize_frees(&mut self) -> bool {
-        self.release_unordered();
+        self.make_unordered_idle();
         let is_idle = |(list, it): (u16, &FreeList)| list == it.idle || it.bins.is_empty();
-        if self.deferred.is_empty() && self.unsettled_lists().all(is_idle) {
-            self.watch_settled();
+        if self.deferred.is_empty() && self.lists_not_idle().all(is_idle) {
+            self.watch_private_arenas();
             return true;
         }
         self.counters.syncs += 1;
         if !self.gpu.synchronize() {
             return false;
         }
-        self.note_settled();
-        self.let_go();
-        self.watch_settled();
+        self.after_synchronize();
+        self.apply_completed();
+        self.watch_private_arenas();
         true
     }
 
     /// The device has been waited for.
-    pub(super) fn note_settled(&mut self) {
+    pub(super) fn after_synchronize(&mut self) {
         let deferred = self.deferred.iter().map(|it| &it.uses);
-        let uses: Vec<&Vec<StreamKey>> = self.uses.values().chain(deferred).collect();
+        let uses: Vec<&Vec<StreamKey>> = self.stream_uses.values().chain(deferred).collect();
         let recorded = |key: &StreamKey| uses.iter().any(|it| it.contains(key));
-        self.epochs.synchronize_frees(&mut self.gpu, recorded);
+        self.epochs.complete_all(&mut self.gpu, recorded);
     }
 
     /// The free lists of all arenas that may have free blocks which are not idle.
-    fn unsettled_lists(&self) -> impl Iterator<Item = (u16, &FreeList)> {
+    fn lists_not_idle(&self) -> impl Iterator<Item = (u16, &FreeList)> {
         let arenas = [SHARED_ARENA]
             .into_iter()
-            .chain(self.pending.unsettled.iter().copied());
+            .chain(self.pending.with_frees.iter().copied());
         arenas.flat_map(|id| self.lists.of_arena(id))
     }
 
     /// All work is done: what private pools have free is idle, until more is freed there.
-    fn watch_settled(&mut self) {
-        for id in std::mem::take(&mut self.pending.unsettled) {
-            self.release_all(id);
-            self.arenas[id as usize].watched = true;
+    fn watch_private_arenas(&mut self) {
+        for id in std::mem::take(&mut self.pending.with_frees) {
+            self.make_arena_idle(id);
+            self.arenas[id as usize].notes_frees = true;
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use super::address_map::{AddressMap, MapIndex};
 use super::arena::{Arena, ArenaId, PendingArenas, SHARED_ARENA};
-use super::block::{Block, BlockId, Blocks, Marks, NONE, Nodes, State, VACANT, absorb_next};
+use super::block::{Block, BlockId, BlockState, Blocks, Flags, NONE, Nodes, VACANT, absorb_next};
 use super::chunk::ChunkId;
 use super::counters::{Counters, Origin, PoolStats};
 use super::deferred_free::Deferred;
@@ -89,7 +89,7 @@ pub struct Unknown;
 pub struct LiveBlock {
     pub(super) id: BlockId,
     /// Where it is in the address map, until that is next changed.
-    spot: MapIndex,
+    map_index: MapIndex,
     /// Bytes asked for.
     pub requested: u64,
     /// The free list of the stream that it was allocated on.
@@ -141,23 +141,23 @@ pub struct Pool<G> {
     pub(super) lists: FreeLists,
     pub(super) arenas: Vec<Arena>,
     /// Other streams that use a block which is in use.
-    pub(super) uses: HashMap<BlockId, Vec<StreamKey>>,
+    pub(super) stream_uses: HashMap<BlockId, Vec<StreamKey>>,
     /// Freed blocks that wait for those, in the order of being freed.
     pub(super) deferred: Vec<Deferred>,
     /// Allocations since the first of them was deferred, or any came free.
-    pub(super) looks: u64,
+    pub(super) allocations_while_deferred: u64,
     pub(super) epochs: Epochs,
     pub(super) purge: Purge,
     pub(super) remap_budget: RemapBudget,
     pub(super) counters: Counters,
     pub(super) event_log: EventLog,
     /// Supplied segments that are not needed any more, by address and size.
-    pub(super) returned: Vec<(u64, u64)>,
+    pub(super) returned_segments: Vec<(u64, u64)>,
     /// Arenas that nobody uses any more and that can be used again.
-    closed: Vec<ArenaId>,
+    vacant_arenas: Vec<ArenaId>,
     pub(super) pending: PendingArenas,
     /// Scratch: chunks to move and the free blocks they lie in, ascending inside a free block.
-    pub(super) chosen: Vec<(BlockId, ChunkId)>,
+    pub(super) to_remap: Vec<(BlockId, ChunkId)>,
 }
 
 impl<G: Gpu> Pool<G> {
@@ -176,7 +176,7 @@ impl<G: Gpu> Pool<G> {
         // The first free list of all can always be had.
         let idle = lists.add_idle(SHARED_ARENA).unwrap_or_default();
         let mut shared = Arena::new(idle, granularity, false);
-        shared.watched = policy.waits;
+        shared.notes_frees = policy.waits;
         Pool {
             gpu,
             policy,
@@ -185,18 +185,18 @@ impl<G: Gpu> Pool<G> {
             address_map,
             lists,
             arenas: vec![shared],
-            uses: HashMap::new(),
+            stream_uses: HashMap::new(),
             deferred: Vec::new(),
-            looks: 0,
+            allocations_while_deferred: 0,
             epochs: Epochs::new(),
             purge: Purge::default(),
             remap_budget: RemapBudget::new(),
             counters: Counters::default(),
             event_log: EventLog::default(),
-            returned: Vec::new(),
-            closed: Vec::new(),
+            returned_segments: Vec::new(),
+            vacant_arenas: Vec::new(),
             pending: PendingArenas::default(),
-            chosen: Vec::new(),
+            to_remap: Vec::new(),
         }
     }
 
@@ -218,20 +218,20 @@ impl<G: Gpu> Pool<G> {
             return Ok(allocated);
         }
         let size = block_size(size);
-        let Some(list) = self.lists.of(stream, arena) else {
+        let Some(list) = self.lists.find_or_add(stream, arena) else {
             return Err(self.shortage(size, arena, Refusal::OutOfMemory));
         };
         let free_block = self.find_harder(size, list)?;
-        let size = self.taken(free_block, size, arena);
-        let address = self.hand_out(free_block, size, requested, list, arena, origin);
+        let size = self.split_size(free_block, size, arena);
+        let address = self.allocate_from(free_block, size, requested, list, arena, origin);
         let address = address.ok_or_else(|| self.shortage(size, arena, Refusal::OutOfMemory))?;
         Ok(Allocated { address, list })
     }
 
     /// How much of a free block a block of this size takes.
     #[inline(always)]
-    fn taken(&self, free_block: BlockId, size: u64, arena: ArenaId) -> u64 {
-        match arena != SHARED_ARENA && self.arenas[arena as usize].whole {
+    fn split_size(&self, free_block: BlockId, size: u64, arena: ArenaId) -> u64 {
+        match arena != SHARED_ARENA && self.arenas[arena as usize].whole_segments {
             true => self.blocks[free_block].size,
             false => size,
         }
@@ -254,18 +254,18 @@ impl<G: Gpu> Pool<G> {
             return None;
         }
         let size = block_size(size);
-        let list = self.lists.of(stream, arena)?;
-        let mut free_block = self.hit(size, list)?;
-        if self.poll_now_and_then(list, self.arenas[arena as usize].reserved) {
-            free_block = self.hit_again(size, list)?;
+        let list = self.lists.find_or_add(stream, arena)?;
+        let mut free_block = self.find_free(size, list)?;
+        if self.poll_if_due(list, self.arenas[arena as usize].reserved) {
+            free_block = self.find_free_again(size, list)?;
         }
-        let size = self.taken(free_block, size, arena);
-        let address = self.hand_out(free_block, size, requested, list, arena, origin)?;
+        let size = self.split_size(free_block, size, arena);
+        let address = self.allocate_from(free_block, size, requested, list, arena, origin)?;
         Some(Allocated { address, list })
     }
 
     #[inline(always)]
-    fn hand_out(
+    fn allocate_from(
         &mut self,
         free_block: BlockId,
         size: u64,
@@ -274,7 +274,7 @@ impl<G: Gpu> Pool<G> {
         arena: ArenaId,
         origin: Origin,
     ) -> Option<u64> {
-        let id = self.take(free_block, size)?;
+        let id = self.split_off(free_block, size)?;
         Some(self.mark_live(id, requested, list, arena, origin))
     }
 
@@ -290,10 +290,10 @@ impl<G: Gpu> Pool<G> {
         origin: Origin,
     ) -> u64 {
         let block = &mut self.blocks[id];
-        (block.state, block.list, block.detail) = (State::Live, list, requested);
+        (block.state, block.list, block.detail) = (BlockState::Live, list, requested);
         // A free block has none.
         if origin != Origin::Allocator {
-            block.marks = Marks::of(origin);
+            block.flags = Flags::of(origin);
         }
         let (address, size) = (block.address, block.size);
         self.address_map.insert(&mut self.blocks, id);
@@ -301,7 +301,7 @@ impl<G: Gpu> Pool<G> {
         self.lists.get_mut(list).live += 1;
         let arena = &mut self.arenas[arena as usize];
         arena.live += size;
-        arena.highest = arena.highest.max(arena.live);
+        arena.peak_live = arena.peak_live.max(arena.live);
         address
     }
 
@@ -316,11 +316,11 @@ impl<G: Gpu> Pool<G> {
     /// The block in use that starts at `address`.
     #[inline(always)]
     pub fn find_live(&self, address: u64) -> Option<LiveBlock> {
-        let (id, spot) = self.address_map.find(&self.blocks, address)?;
+        let (id, map_index) = self.address_map.find(&self.blocks, address)?;
         let block = &self.blocks[id];
         Some(LiveBlock {
             id,
-            spot,
+            map_index,
             requested: block.detail,
             list: block.list,
         })
@@ -334,31 +334,31 @@ impl<G: Gpu> Pool<G> {
 
     /// Takes a block back that was looked up since the pool was last changed. Returns its size.
     #[inline(always)]
-    pub fn free_live(&mut self, LiveBlock { id, spot, .. }: LiveBlock) -> u64 {
-        self.address_map.remove(&mut self.blocks, id, spot);
+    pub fn free_live(&mut self, LiveBlock { id, map_index, .. }: LiveBlock) -> u64 {
+        self.address_map.remove(&mut self.blocks, id, map_index);
         let &Block {
             size,
             detail,
             list,
-            marks,
+            flags,
             ..
         } = &self.blocks[id];
-        match marks {
-            Marks::NONE => self.counters.freed(Origin::Allocator, size, detail),
-            _ => self.counters.freed_by(marks.origin(), size, detail),
+        match flags {
+            Flags::NONE => self.counters.freed(Origin::Allocator, size, detail),
+            _ => self.counters.freed_by(flags.origin(), size, detail),
         }
         let owner = self.lists.get_mut(list);
         let arena = &mut self.arenas[owner.arena as usize];
         arena.live -= size;
-        if marks.is_multi_stream() {
+        if flags.is_multi_stream() {
             self.defer(id);
             return size;
         }
         owner.live -= 1;
         let epoch = self.epochs.tick(size);
         let before = std::mem::replace(&mut owner.freed, epoch);
-        if arena.watched {
-            self.note_free(id, before);
+        if arena.notes_frees {
+            self.record_free(id, before);
             self.add_free(id, list, epoch);
             return size;
         }
@@ -372,16 +372,16 @@ impl<G: Gpu> Pool<G> {
     /// note of its place.
     #[cold]
     #[inline(never)]
-    pub(super) fn note_free(&mut self, id: BlockId, before: u64) {
+    pub(super) fn record_free(&mut self, id: BlockId, before: u64) {
         let block = self.blocks[id];
         let list = self.lists.get_mut(block.list);
         let arena = &mut self.arenas[list.arena as usize];
         if list.arena != SHARED_ARENA {
-            self.pending.note_free(arena, list.arena, &self.gpu);
+            self.pending.on_free(arena, list.arena, &self.gpu);
             return;
         }
-        if !self.epochs.is_exact() {
-            arena.watched = false;
+        if !self.epochs.records_free_events() {
+            arena.notes_frees = false;
             return;
         }
         let alone = !self.has_several_streams();
@@ -390,17 +390,20 @@ impl<G: Gpu> Pool<G> {
             return;
         }
         let range = (block.address, block.end());
-        let worth = !self.epochs.by_another;
-        if self.epochs.note_free(list.key, range, worth, &mut self.gpu) {
+        let worth = !self.epochs.off_stream;
+        if self
+            .epochs
+            .record_free(list.key, range, worth, &mut self.gpu)
+        {
             list.freed = before;
         }
     }
 
     /// The program gave back earlier what `free` frees: no event recorded now tells when.
     pub fn free_without_events(&mut self, free: impl FnOnce(&mut Self)) {
-        self.epochs.late = true;
+        self.epochs.without_events = true;
         free(self);
-        self.epochs.late = false;
+        self.epochs.without_events = false;
     }
 
     /// The stream that the block at `address` was allocated on.
@@ -423,13 +426,13 @@ impl<G: Gpu> Pool<G> {
 
     /// The same of a block that was looked up.
     pub fn is_multi_stream(&self, live: &LiveBlock) -> bool {
-        self.blocks[live.id].marks.is_multi_stream()
+        self.blocks[live.id].flags.is_multi_stream()
     }
 
     /// Who asked for a block that was looked up.
     #[inline]
     pub fn origin_of(&self, live: &LiveBlock) -> Origin {
-        self.blocks[live.id].marks.origin()
+        self.blocks[live.id].flags.origin()
     }
 
     /// Everything counted so far, with the blocks that the allocator's own functions were asked for.
@@ -478,16 +481,16 @@ impl<G: Gpu> Pool<G> {
     /// A new arena, which shares no memory with others, and whose memory is `supplied`
     /// ([`Pool::add_supplied_segment`]) or the driver's. `None` when there are too many.
     pub fn open_arena(&mut self, supplied: bool) -> Option<ArenaId> {
-        let vacant = self.closed.last().copied();
+        let vacant = self.vacant_arenas.last().copied();
         let id = match vacant {
             Some(id) => id,
             None => ArenaId::try_from(self.arenas.len()).ok()?,
         };
         let mut arena = Arena::new(self.lists.add_idle(id)?, self.granularity, supplied);
-        arena.watched = true;
+        arena.notes_frees = true;
         match vacant {
             Some(id) => {
-                self.closed.pop();
+                self.vacant_arenas.pop();
                 self.arenas[id as usize] = arena;
             }
             None => self.arenas.push(arena),
@@ -499,50 +502,50 @@ impl<G: Gpu> Pool<G> {
     /// and the rest at a later call that may wait for the device, once it is.
     pub fn close_arena(&mut self, id: ArenaId) {
         let arena = &mut self.arenas[id as usize];
-        (arena.closing, arena.watched) = (true, true);
-        self.pending.ripe.push(id);
+        (arena.closing, arena.notes_frees) = (true, true);
+        self.pending.to_trim.push(id);
         self.trim_closing_arenas();
     }
 
     /// Gives back what closing arenas hold, if that may have become more. Waits for the device; in a
     /// capture, where it may not, it does nothing and is due again.
     pub fn trim_closing_arenas(&mut self) {
-        if self.pending.ripe.is_empty() || !self.gpu.synchronize() {
+        if self.pending.to_trim.is_empty() || !self.gpu.synchronize() {
             return;
         }
-        self.note_settled();
-        self.trim_ripe(self.pending.ripe.len());
+        self.after_synchronize();
+        self.trim_closing_front(self.pending.to_trim.len());
     }
 
     /// The same of what the device is known to have done with. Never waits.
     fn trim_closing_completed(&mut self) {
-        if self.pending.ripe.is_empty() || !self.gpu.may_wait() {
+        if self.pending.to_trim.is_empty() || !self.gpu.may_wait() {
             return;
         }
-        if self.pending.marked == (0, 0) {
+        if self.pending.trim_epoch == (0, 0) {
             // A graph may have been replayed since the last free: the event has to come after that.
             let epoch = self.epochs.tick(0);
             if !self.epochs.cover(ALL_STREAMS, epoch, &mut self.gpu) {
                 return;
             }
-            self.pending.marked = (epoch, self.pending.ripe.len());
+            self.pending.trim_epoch = (epoch, self.pending.to_trim.len());
         }
         self.epochs.poll_stream(ALL_STREAMS, &mut self.gpu);
-        let (epoch, count) = self.pending.marked;
+        let (epoch, count) = self.pending.trim_epoch;
         if self.epochs.completed(ALL_STREAMS) >= epoch {
-            self.trim_ripe(count.min(self.pending.ripe.len()));
+            self.trim_closing_front(count.min(self.pending.to_trim.len()));
         }
     }
 
     /// The first of the arenas that may have become free, whose work is done.
-    fn trim_ripe(&mut self, count: usize) {
-        self.pending.marked = (0, 0);
-        let later = self.pending.ripe.split_off(count);
-        let ripe = std::mem::replace(&mut self.pending.ripe, later);
-        for id in ripe {
+    fn trim_closing_front(&mut self, count: usize) {
+        self.pending.trim_epoch = (0, 0);
+        let later = self.pending.to_trim.split_off(count);
+        let to_trim = std::mem::replace(&mut self.pending.to_trim, later);
+        for id in to_trim {
             let arena = &self.arenas[id as usize];
             // The arena of that number may have gone since.
-            if !arena.closing || arena.closed {
+            if !arena.closing || arena.removed {
                 continue;
             }
             if !arena.captured {
@@ -550,57 +553,59 @@ impl<G: Gpu> Pool<G> {
                 self.finish_closing(id);
             }
             let arena = &mut self.arenas[id as usize];
-            if !arena.closed && (arena.captured || arena.live == 0) {
+            if !arena.removed && (arena.captured || arena.live == 0) {
                 // A capture may use it, or the driver did not take all of it back.
-                self.pending.list_unripe(arena, id);
+                self.pending.queue_for_later(arena, id);
             }
         }
         // Blocks that waited have come free meanwhile.
         let arenas = &self.arenas;
-        self.pending.ripe.retain(|id| !arenas[*id as usize].closed);
+        self.pending
+            .to_trim
+            .retain(|id| !arenas[*id as usize].removed);
     }
 
     /// All that closing arenas have free is to be given back, from now on also what was freed during a
     /// capture.
-    pub(super) fn let_closing_go(&mut self) {
-        for id in std::mem::take(&mut self.pending.unripe) {
+    pub(super) fn retry_closing_arenas(&mut self) {
+        for id in std::mem::take(&mut self.pending.to_trim_later) {
             let arena = &mut self.arenas[id as usize];
-            (arena.listed, arena.captured) = (false, false);
-            self.pending.ripe.push(id);
+            (arena.queued_for_trim, arena.captured) = (false, false);
+            self.pending.to_trim.push(id);
         }
     }
 
     /// What streams have done with of a private pool becomes idle. True if there was any.
     fn release_arena(&mut self, id: ArenaId) -> bool {
-        id != SHARED_ARENA && self.release_completed(id)
+        id != SHARED_ARENA && self.make_completed_idle(id)
     }
 
     /// An arena's free blocks whose work is done become idle, if more of it may be than when this was last asked.
     /// True if there were any.
-    pub(super) fn release_completed(&mut self, id: ArenaId) -> bool {
+    pub(super) fn make_completed_idle(&mut self, id: ArenaId) -> bool {
         let advances = self.epochs.advances;
-        std::mem::replace(&mut self.arenas[id as usize].released, advances) != advances
-            && self.release_lists(id, |epochs, key| epochs.completed(key))
+        std::mem::replace(&mut self.arenas[id as usize].idle_as_of, advances) != advances
+            && self.make_lists_idle(id, |epochs, key| epochs.completed(key))
     }
 
     /// The same of all free blocks of an arena: the device has done all its work.
-    pub(super) fn release_all(&mut self, id: ArenaId) -> bool {
-        self.release_lists(id, |_, _| u64::MAX)
+    pub(super) fn make_arena_idle(&mut self, id: ArenaId) -> bool {
+        self.make_lists_idle(id, |_, _| u64::MAX)
     }
 
-    fn release_lists(
+    fn make_lists_idle(
         &mut self,
         id: ArenaId,
         completed: impl Fn(&Epochs, StreamKey) -> u64,
     ) -> bool {
-        let lists = self.lists.streams_of(id);
+        let lists = self.lists.stream_lists_of(id);
         let lists = lists.filter(|(_, it)| !it.bins.is_empty());
         let lists: Vec<(u16, u64)> = lists
             .map(|(list, it)| (list, completed(&self.epochs, it.key)))
             .collect();
         let mut changed = false;
         for (list, completed) in lists {
-            changed |= self.release(list, completed);
+            changed |= self.make_list_idle(list, completed);
         }
         changed
     }
@@ -618,19 +623,19 @@ impl<G: Gpu> Pool<G> {
     /// Lets a closing arena go that holds nothing any more.
     fn finish_closing(&mut self, id: ArenaId) {
         let arena = &mut self.arenas[id as usize];
-        if !arena.closing || arena.closed || arena.reserved > 0 || arena.live > 0 {
+        if !arena.closing || arena.removed || arena.reserved > 0 || arena.live > 0 {
             return;
         }
         arena.release_addresses(&mut self.gpu);
-        (arena.abandoned, arena.closed) = (0, true);
+        (arena.abandoned, arena.removed) = (0, true);
         self.lists.remove_arena(id);
-        self.closed.push(id);
+        self.vacant_arenas.push(id);
     }
 
     /// Whether a request for `size` bytes from the arena would be met at once, on every stream.
     pub fn has_idle_block(&self, size: u64, arena: ArenaId) -> bool {
         let idle = self.arenas[arena as usize].idle;
-        self.lists.get(idle).bins.best(&self.blocks, size) != NONE
+        self.lists.get(idle).bins.best_fit(&self.blocks, size) != NONE
     }
 
     /// Bytes of the largest free range, whoever's it is.
@@ -659,18 +664,18 @@ impl<G: Gpu> Pool<G> {
     fn climb(&mut self, size: u64, list: u16) -> Result<BlockId, Shortage> {
         // What was made purgeable because nobody wanted it for long.
         if self.reclaim(size, list)
-            && let Some(free_block) = self.hit(size, list)
+            && let Some(free_block) = self.find_free(size, list)
         {
             return Ok(free_block);
         }
         // 2. What other streams' passed events have made idle.
         let arena = self.lists.get(list).arena;
-        if (self.advance(list) | self.release_arena(arena))
-            && let Some(free_block) = self.hit(size, list)
+        if (self.poll_streams(list) | self.release_arena(arena))
+            && let Some(free_block) = self.find_free(size, list)
         {
             return Ok(free_block);
         }
-        self.want_exact(list);
+        self.request_free_events(list);
         self.trim_closing_completed();
         // 3 to 5. Growth within a hair of the highest live figure; memory of other streams, behind a wait on
         // the GPU; free chunks moved to where they are needed; growth beyond, up to the limit.
@@ -689,7 +694,7 @@ impl<G: Gpu> Pool<G> {
         // 7. Waiting until everything free is idle, and giving back what plain segments allow.
         self.counters.alloc_retries += 1;
         self.synchronize_frees();
-        if let Some(free_block) = self.hit(size, list) {
+        if let Some(free_block) = self.find_free(size, list) {
             return Ok(free_block);
         }
         if self.granularity == 0 && arena == SHARED_ARENA {
@@ -699,7 +704,7 @@ impl<G: Gpu> Pool<G> {
             .map_err(|refusal| self.shortage(size, arena, refusal))
     }
 
-    /// What the pool looks like to a request that cannot be met. Looks at all free memory, but where more is to
+    /// What the pool allocations_while_deferred like to a request that cannot be met. Looks at all free memory, but where more is to
     /// be supplied first.
     pub fn shortage(&self, asked: u64, arena: ArenaId, refusal: Refusal) -> Shortage {
         let [live, live_cuda] =
@@ -736,8 +741,8 @@ impl<G: Gpu> Pool<G> {
 
     /// The best fit, counted as a request met from what was free.
     #[inline]
-    fn hit(&mut self, size: u64, list: u16) -> Option<BlockId> {
-        let free_block = self.fit(size, list);
+    fn find_free(&mut self, size: u64, list: u16) -> Option<BlockId> {
+        let free_block = self.best_fit(size, list);
         let found = free_block != NONE;
         self.counters.hits += u64::from(found);
         found.then_some(free_block)
@@ -746,21 +751,21 @@ impl<G: Gpu> Pool<G> {
     /// The same for a request that was met already, of which nothing has been taken yet.
     #[cold]
     #[inline(never)]
-    fn hit_again(&mut self, size: u64, list: u16) -> Option<BlockId> {
+    fn find_free_again(&mut self, size: u64, list: u16) -> Option<BlockId> {
         self.counters.hits -= 1;
-        self.hit(size, list)
+        self.find_free(size, list)
     }
 
     /// The smallest free block of at least `size` bytes that the stream may use now.
     #[inline(always)]
-    pub(super) fn fit(&self, size: u64, list: u16) -> BlockId {
+    pub(super) fn best_fit(&self, size: u64, list: u16) -> BlockId {
         let own = self.lists.get(list);
         let idle = &self.lists.get(own.idle).bins;
-        let own = own.bins.best(&self.blocks, size);
+        let own = own.bins.best_fit(&self.blocks, size);
         if idle.is_empty() {
             return own;
         }
-        let idle = idle.best(&self.blocks, size);
+        let idle = idle.best_fit(&self.blocks, size);
         // No block is larger than any.
         let (a, b) = (&self.blocks[own], &self.blocks[idle]);
         if (a.size, a.address) <= (b.size, b.address) {
@@ -772,7 +777,7 @@ impl<G: Gpu> Pool<G> {
 
     /// Cuts `size` bytes off one end of a free block. `None` where there is no node for the rest.
     #[inline(always)]
-    fn take(&mut self, free_block: BlockId, size: u64) -> Option<BlockId> {
+    fn split_off(&mut self, free_block: BlockId, size: u64) -> Option<BlockId> {
         let Self {
             blocks,
             lists,
@@ -787,7 +792,7 @@ impl<G: Gpu> Pool<G> {
             owner.remove(blocks, free_block);
             return Some(free_block);
         }
-        let id = blocks.claim();
+        let id = blocks.new_node();
         if id == NONE {
             return None;
         }
@@ -822,12 +827,12 @@ impl<G: Gpu> Pool<G> {
 
     /// A block that nothing but its own stream's earlier work uses becomes a free block of any free list of its
     /// arena that may use it, freed at this epoch of the free list's stream.
-    pub(super) fn free_completed(&mut self, id: BlockId, list: u16, epoch: u64) {
+    pub(super) fn free_to_list(&mut self, id: BlockId, list: u16, epoch: u64) {
         let owner = self.lists.get_mut(self.blocks[id].list);
         owner.live -= 1;
         let arena = &mut self.arenas[owner.arena as usize];
-        if arena.watched && owner.arena != SHARED_ARENA {
-            self.pending.note_free(arena, owner.arena, &self.gpu);
+        if arena.notes_frees && owner.arena != SHARED_ARENA {
+            self.pending.on_free(arena, owner.arena, &self.gpu);
         }
         self.add_free(id, list, epoch);
     }
@@ -853,13 +858,16 @@ fn coalesce(
 ) {
     let (nodes, vacant) = blocks.parts();
     // Asked before anything is done: whether a neighbour is free cannot be predicted, and shows sooner so.
-    let is_free = |at: BlockId| nodes[at].state == State::Free;
+    let is_free = |at: BlockId| nodes[at].state == BlockState::Free;
     let (prev, next) = (nodes[id].prev, nodes[id].next);
     let (prev_free, next_free) = (is_free(prev), is_free(next));
     // Whose a neighbour and the block are when joined, if they may be.
     let joined = |nodes: &Nodes, at: BlockId, own: (u16, u64)| {
         let beside = &nodes[at];
-        Some((beside.list, join(own, (beside.list, beside.detail), idle)?))
+        Some((
+            beside.list,
+            merged_owner(own, (beside.list, beside.detail), idle)?,
+        ))
     };
     let (size, mut beside) = (nodes[id].size, 0);
     if prev_free && let Some((other, both)) = joined(nodes, prev, (list, epoch)) {
@@ -877,10 +885,10 @@ fn coalesce(
     }
     counters.free_block_coalesced(size, beside);
     let free_block = &mut nodes[id];
-    free_block.state = State::Free;
+    free_block.state = BlockState::Free;
     free_block.list = list;
     free_block.detail = epoch;
-    free_block.marks = Marks::NONE;
+    free_block.flags = Flags::NONE;
     lists.get_mut(list).insert(nodes, id);
 }
 
@@ -902,7 +910,7 @@ fn splits_better_high(free_block: &Block, size: u64, granularity: u64) -> bool {
 /// The owner of two free blocks joined, each with the epoch of its freeing; `None` where two streams'
 /// free blocks would be joined, which neither could use without waiting for the other.
 #[inline(always)]
-pub(super) fn join(a: (u16, u64), b: (u16, u64), idle: u16) -> Option<(u16, u64)> {
+pub(super) fn merged_owner(a: (u16, u64), b: (u16, u64), idle: u16) -> Option<(u16, u64)> {
     match (a.0, b.0) {
         // Freed one after the other: no one event is of this free.
         (x, y) if x == y => Some((x, a.1.max(b.1) | 1)),

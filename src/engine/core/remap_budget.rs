@@ -33,7 +33,7 @@ impl RemapBudget {
 
     /// Whether moving has lately taken more than `patience`, in thousandths of the time; with none it
     /// always has.
-    pub fn is_too_much(&mut self, now: u64, patience: u64) -> bool {
+    pub fn is_exceeded(&mut self, now: u64, patience: u64) -> bool {
         let elapsed = now.saturating_sub(self.since);
         if elapsed >= WINDOW {
             self.too_much = self.spent.saturating_mul(1000) > elapsed.saturating_mul(patience);
@@ -51,12 +51,12 @@ mod tests {
     fn what_counts_is_the_share_of_the_last_window() {
         let mut remap_budget = RemapBudget::new();
         remap_budget.spend(WINDOW / 10);
-        assert!(!remap_budget.is_too_much(WINDOW - 1, 100));
-        assert!(!remap_budget.is_too_much(WINDOW, 100));
+        assert!(!remap_budget.is_exceeded(WINDOW - 1, 100));
+        assert!(!remap_budget.is_exceeded(WINDOW, 100));
         remap_budget.spend(WINDOW / 10 + 1);
-        assert!(!remap_budget.is_too_much(2 * WINDOW - 1, 100));
-        assert!(remap_budget.is_too_much(2 * WINDOW, 100));
-        assert!(remap_budget.is_too_much(3 * WINDOW - 1, 100));
-        assert!(!remap_budget.is_too_much(3 * WINDOW, 100));
+        assert!(!remap_budget.is_exceeded(2 * WINDOW - 1, 100));
+        assert!(remap_budget.is_exceeded(2 * WINDOW, 100));
+        assert!(remap_budget.is_exceeded(3 * WINDOW - 1, 100));
+        assert!(!remap_budget.is_exceeded(3 * WINDOW, 100));
     }
 }

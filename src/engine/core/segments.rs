@@ -1,7 +1,7 @@
 //! The pool as it stands, segment by segment.
 
 use super::arena::ArenaId;
-use super::block::{NONE, State};
+use super::block::{BlockState, NONE};
 use super::counters::Origin;
 use super::gpu::Gpu;
 use super::pool::Pool;
@@ -46,15 +46,15 @@ impl<G: Gpu> Pool<G> {
                 let mut at = first;
                 while at != NONE {
                     let block = &self.blocks[at];
-                    let free = matches!(block.state, State::Free | State::Purgeable);
+                    let free = matches!(block.state, BlockState::Free | BlockState::Purgeable);
                     blocks.push(SegmentBlock {
                         address: block.address,
                         size: block.size,
                         requested: if free { 0 } else { block.detail },
                         stream: self.lists.get(block.list).key.handle,
-                        live: block.state == State::Live,
-                        pending: block.state == State::Pending,
-                        origin: block.marks.origin(),
+                        live: block.state == BlockState::Live,
+                        pending: block.state == BlockState::Pending,
+                        origin: block.flags.origin(),
                     });
                     at = block.next;
                 }
