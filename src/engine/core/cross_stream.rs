@@ -1,10 +1,9 @@
-//! Cross-stream reuse: memory from another stream before its work is done. The stream that wants it is made
-//! to wait on the GPU for the stream that freed it. Nothing waits on the host.
+//! Cross-stream reuse: memory that another stream freed, before its work has completed. The stream that wants it
+//! is made to wait on the GPU for the one that freed it. Nothing waits on the host.
 //!
-//! CUDA's own pools do the same (`CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES`, on unless turned
-//! off). What is waited for is an event recorded when the memory was freed, on the streams that used it:
-//! a wait that covered anything submitted later might never end, as the later work may itself wait for what
-//! the waiting stream has yet to do. Where there is no such event, memory grows instead.
+//! CUDA's own pools do the same (`CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES`, on unless turned off).
+//! The stream waits for an event that was recorded at that very free: one recorded later might cover work that
+//! itself waits for the waiting stream, and never complete. Where there is no such event, memory grows instead.
 
 use super::SMALL;
 use super::arena::SHARED_ARENA;
@@ -14,32 +13,35 @@ use super::gpu::Gpu;
 use super::pool::Pool;
 use super::stream_lists::ALL_STREAMS;
 
-/// How many free blocks of a stream are looked at for one that another stream can have.
+/// How many free blocks of another stream are looked at, in the order of best fit.
 const LOOKED_AT: usize = 16;
 
-/// A part of a free block that another stream can have.
+/// A range of another stream's free block that can be reused.
 struct Reusable {
     block: BlockId,
     start: u64,
-    /// Behind the other stream's work up to this free.
+    /// The free that the stream has to wait for.
     epoch: u64,
 }
 
 impl<G: Gpu> Pool<G> {
-    /// A free block of at least `size` bytes that the stream may use behind a wait: another stream's, or one
-    /// that was freed while others used it.
+    /// A free block of at least `size` bytes that the stream may use once it waits on the GPU, which it then
+    /// does: another stream's, or a pending block.
     pub(super) fn reuse_across_streams(&mut self, size: u64, list: u16) -> Option<BlockId> {
-        // A captured graph's streams are nobody's to hold up.
+        // The streams of a captured graph wait for nobody.
         if !self.policy.waits || self.lists.get(list).arena != SHARED_ARENA {
             return None;
         }
         let block = self.reuse_free_block(size, list);
         let block = block.or_else(|| self.reuse_deferred_block(size, list));
-        self.counters.hits += u64::from(block.is_some());
+        let found = u64::from(block.is_some());
+        self.counters.hits += found;
+        self.counters.cross_stream_reuses += found;
         block
     }
 
-    /// A stream wants memory, and others have some: from now on large frees get events that could be waited for.
+    /// A stream misses while others have free memory: from now on, for a while, large frees get events of their
+    /// own that it could wait for.
     pub(super) fn request_free_events(&mut self, list: u16) {
         if self.policy.waits
             && self.lists.get(list).arena == SHARED_ARENA
@@ -50,8 +52,8 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// Whether a block of this size is to be freed at once, and not by a stream cache later: an event of its
-    /// own tells others when it was.
+    /// Whether a block of this size is to be freed at once rather than kept in a stream cache, so that it gets
+    /// an event of its own.
     #[inline]
     pub fn needs_free_event(&self, size: u64) -> bool {
         size >= SMALL
@@ -59,20 +61,20 @@ impl<G: Gpu> Pool<G> {
             && self.has_several_streams()
     }
 
-    /// Whether there is another stream that might want memory.
+    /// Whether the device has other streams, which might want memory.
     pub(super) fn has_several_streams(&self) -> bool {
         self.lists.streams() > 1 || self.gpu.has_several_streams()
     }
 
-    /// The stream's work from now on runs after that of another one up to a free. False where it cannot be
-    /// made to.
+    /// Makes the stream's later work wait on the GPU for another stream's up to a free. False where that is not
+    /// possible.
     pub(super) fn wait_for(&mut self, list: u16, other: u16, epoch: u64) -> bool {
         let (key, other) = (self.lists.get(list).key, self.lists.get(other).key);
         self.epochs.wait_for(key, other, epoch, &mut self.gpu)
     }
 
-    /// The epoch of the other stream's after which this one may have a range of a free block; None where
-    /// that cannot be told.
+    /// The free that this stream has to wait for to reuse a range of another stream's free block; `None` where
+    /// no event is known to cover it.
     pub(super) fn reusable_after(
         &self,
         block: BlockId,
@@ -81,24 +83,24 @@ impl<G: Gpu> Pool<G> {
     ) -> Option<u64> {
         let (key, block) = (self.lists.get(list).key, self.blocks[block]);
         let owner = self.lists.get(block.list);
-        let followable = |epoch: &u64| self.epochs.can_wait_for(key, owner.key, *epoch);
-        // Freed in one piece: it has one event, if any.
+        let can_wait = |epoch: &u64| self.epochs.can_wait_for(key, owner.key, *epoch);
+        // An even epoch: freed in one piece, with one event if any.
         Some(block.detail)
-            .filter(|epoch| epoch & 1 == 0 && followable(epoch))
+            .filter(|epoch| epoch & 1 == 0 && can_wait(epoch))
             .or_else(|| {
                 let last = self.epochs.last_free(owner.key, range, owner.freed);
-                last.filter(followable)
+                last.filter(can_wait)
             })
     }
 
-    /// What another stream's memory that this one has taken is called: freed by this one just now.
+    /// The epoch of memory that this stream has from another one: as if it had freed it just now.
     pub(super) fn new_free_epoch(&mut self, list: u16) -> u64 {
         let epoch = self.epochs.tick(0);
         self.lists.get_mut(list).freed = epoch;
         epoch
     }
 
-    /// The best fit among the free blocks of the arena's other streams. What is left of it stays theirs.
+    /// Splits the best fit off the free blocks of the arena's other streams.
     fn reuse_free_block(&mut self, size: u64, list: u16) -> Option<BlockId> {
         let found = self.lists.others_with_free(list).filter_map(|(_, it)| {
             let mut fitting = it.bins.ascending(&self.blocks, size).take(LOOKED_AT);
@@ -118,8 +120,8 @@ impl<G: Gpu> Pool<G> {
             .then(|| self.carve_out(block, start, size))
     }
 
-    /// Where in another stream's free block this stream can have `size` bytes: at one of its ends, so that
-    /// what is left stays whole, or else between them, after the earliest free that there is.
+    /// Where in another stream's free block this stream can have `size` bytes: at one of its ends, so that the
+    /// rest stays in one piece, or else where the free to wait for is the earliest.
     fn reusable_part(&self, id: BlockId, size: u64, list: u16) -> Option<Reusable> {
         let block = self.blocks[id];
         let key = self.lists.get(block.list).key;
@@ -144,7 +146,7 @@ impl<G: Gpu> Pool<G> {
             .min_by_key(|it| (it.start != first && it.start != last, it.epoch, it.start))
     }
 
-    /// Makes a part of a free block one of its own, of the same stream.
+    /// Splits a free block so that this range is a free block of its own, of the same stream.
     fn carve_out(&mut self, id: BlockId, start: u64, size: u64) -> BlockId {
         let block = self.blocks[id];
         self.lists.get_mut(block.list).remove(&mut self.blocks, id);
@@ -167,13 +169,13 @@ impl<G: Gpu> Pool<G> {
         part
     }
 
-    /// The smallest block that was freed while other streams used it, behind waits for each of them.
+    /// Frees the smallest pending block that fits to this stream, which waits for each stream that uses it.
     fn reuse_deferred_block(&mut self, size: u64, list: u16) -> Option<BlockId> {
         let key = self.lists.get(list).key;
         let can_wait_for = |it: &Deferred| {
             let owner = self.lists.get(self.blocks[it.block].list);
             let mut streams = it.uses.iter().chain([&owner.key]);
-            // What may be used anywhere is nobody's to wait for.
+            // No event can be waited for that covers every stream.
             owner.arena == SHARED_ARENA
                 && !it.uses.contains(&ALL_STREAMS)
                 && self.blocks[it.block].size >= size

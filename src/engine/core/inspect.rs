@@ -3,7 +3,7 @@
 use super::arena::{ArenaId, SHARED_ARENA};
 use super::block::{Block, BlockState, NONE};
 use super::gpu::Gpu;
-use super::pool::{LiveBlock, Pool};
+use super::pool::Pool;
 use super::stream_lists::StreamKey;
 use std::collections::HashMap;
 
@@ -171,21 +171,6 @@ impl<G: Gpu> Pool<G> {
     pub fn chunk_addresses(&self) -> HashMap<u64, u64> {
         let chunks = self.arenas.iter().flat_map(|arena| arena.chunks.iter());
         chunks.map(|chunk| (chunk.handle, chunk.address)).collect()
-    }
-
-    /// Notes that every stream may use a block that was looked up. False where that was noted before.
-    #[inline]
-    pub fn mark_multi_stream(&mut self, live: &LiveBlock) -> bool {
-        let flags = &mut self.blocks[live.id].flags;
-        let noted = flags.is_multi_stream();
-        flags.set_multi_stream(true);
-        !noted
-    }
-
-    /// No other stream uses a block that was looked up, and has stayed in use, any more.
-    #[inline]
-    pub fn clear_multi_stream(&mut self, live: &LiveBlock) {
-        self.blocks[live.id].flags.set_multi_stream(false);
     }
 
     /// Whether memory comes in plain segments, each of them one allocation to the driver.

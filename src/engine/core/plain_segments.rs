@@ -32,9 +32,12 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// Takes a plain segment from the driver.
+    /// Takes a plain segment for a request from the driver; refuses where it has to be supplied.
     pub(super) fn add_segment(&mut self, size: u64, id: ArenaId) -> Result<BlockId, Refusal> {
         let bytes = self.segment_size(size, id);
+        if self.arenas[id as usize].supplied {
+            return Err(Refusal::Unsupplied(bytes));
+        }
         let address = self.gpu.allocate(bytes)?;
         Ok(self.add_segment_block(address, bytes, id))
     }

@@ -1,31 +1,34 @@
-//! Moving chunks: whole free ones are mapped a second time where a request needs one range.
+//! Remapping: whole free chunks are mapped again where a request needs one contiguous range.
+//!
+//! Nothing waits: the new mapping is there at once, and the old one, *stale*, is unmapped later, once the work
+//! that used it has completed.
 
 use super::arena::SHARED_ARENA;
 use super::block::{BlockId, BlockState, NONE};
 use super::chunk::{Chunk, ChunkId, StaleMapping};
+use super::coalesce::merged_owner;
 use super::gpu::{Gpu, Refusal};
 use super::memory_events::MemoryEvent;
-use super::pool::{Pool, merged_owner};
+use super::pool::Pool;
 
-/// How many old mappings stay up, for each chunk that is held and at the least. They cost addresses, of
-/// which eight times the device's memory is reserved at once, and taking one down costs two thirds of what
-/// mapping a chunk does: llama_serve, from an empty pool, takes a fifth less of the driver's time than with
-/// half a mapping a chunk.
+/// How many stale mappings are kept, for each chunk and at least. They cost addresses, of which eight times the
+/// device's memory is reserved at once; with this many llama_serve, from an empty pool, takes a fifth less of
+/// the driver's time than with half a mapping a chunk.
 const STALE_PER_CHUNK: usize = 4;
 const MIN_STALE: usize = 256;
 
 impl<G: Gpu> Pool<G> {
-    /// Chooses whole free chunks, at least `wanted` bytes of them if there are so many; none of the free block
-    /// `except`. Those that the stream may use come first, then those of other streams, behind a wait on
-    /// the GPU; for idle memory's own free list there are no others. The smallest free blocks give theirs first:
-    /// large ones can still meet large requests as they are. Returns the bytes chosen.
+    /// Chooses whole free chunks to remap, `wanted` bytes or more if there are as many, none of the free block
+    /// `except`. Those that the stream may use come first, then other streams', behind a wait on the GPU (none
+    /// for the idle list). The smallest free blocks give theirs first: large ones can meet large requests as
+    /// they are. Returns the bytes chosen.
     pub(super) fn choose_chunks(&mut self, wanted: u64, list: u16, except: BlockId) -> u64 {
         let mut chosen = std::mem::take(&mut self.to_remap);
         chosen.clear();
         let mut bytes = 0;
         let own = self.lists.get(list);
         let chunks = &self.arenas[own.arena as usize].chunks;
-        // A captured graph goes on using the addresses of its private pool: nothing moves there.
+        // A captured graph goes on using the addresses of its private arena: nothing is remapped there.
         let wanted = if own.arena == SHARED_ARENA { wanted } else { 0 };
         let (idle, arena) = (own.idle, own.arena);
         let own = [Some(list), Some(idle).filter(|idle| *idle != list)];
@@ -76,8 +79,7 @@ impl<G: Gpu> Pool<G> {
         bytes
     }
 
-    /// Maps the chosen chunks behind the cursor. Nothing waits: the stream that may use their
-    /// bytes orders its own work, and the old mappings stay up until that is done.
+    /// Remaps the chosen chunks to the cursor, and unmaps stale mappings if there are too many.
     pub(super) fn remap_chosen(&mut self, list: u16) -> Result<(), Refusal> {
         let id = self.lists.get(list).arena;
         let began = self.gpu.now();
@@ -99,6 +101,7 @@ impl<G: Gpu> Pool<G> {
         result
     }
 
+    /// Remaps one chunk of a free block to the cursor. Does nothing where there are no addresses.
     fn remap_chunk(&mut self, free_block: BlockId, id: ChunkId, list: u16) -> Result<(), Refusal> {
         let Self {
             arenas,
@@ -145,16 +148,15 @@ impl<G: Gpu> Pool<G> {
                 self.epochs.note_remapped(key, range, at);
                 (owner, until)
             }
-            // What was another stream's is this one's now.
+            // The stream waits for the one that it was, so that it is its own now.
             false => (list, self.new_free_epoch(list)),
         };
         self.append_free(chunk.size, owner, epoch, list);
         Ok(())
     }
 
-    /// Takes `size` bytes at `address` out of a free block; what is left on either side stays a free block.
-    /// The node goes on as the right-hand rest if there is one, so that the chunks of one free block
-    /// can be cut out in ascending order.
+    /// Removes `size` bytes at `address` from a free block; what is left on either side stays free. The node
+    /// becomes the right-hand rest, so that chunks of one free block can be removed in ascending order.
     pub(super) fn remove_range(&mut self, free_block: BlockId, address: u64, size: u64) {
         let Self {
             blocks,
@@ -202,7 +204,8 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// New free bytes stand behind the cursor. They merged_owner the tail if the stream may use that too.
+    /// Appends `size` free bytes, just mapped at the cursor, to the run: to the tail if the stream `list` may
+    /// use that too, else as a new tail. They are `owner`'s, freed at `epoch`.
     pub(super) fn append_free(&mut self, size: u64, owner: u16, epoch: u64, list: u16) {
         let Self {
             blocks,

@@ -483,12 +483,12 @@ impl Device {
         rounded: u64,
     ) -> Result<Allocated, Box<OutOfMemory>> {
         self.stream_caches.clear_all(held, &mut state.pool);
-        let tried = state.pool.counters().retries();
+        let tried = state.pool.counters().counts();
         let result = self.climb(state, request, rounded).map_err(|shortage| {
             self.out_of_memory(state, request.size as u64, shortage, request.arena)
         });
         if request.origin == Origin::Cuda {
-            state.pool.counters_mut().attribute_retries_to_cuda(tried);
+            state.pool.counters_mut().attribute_to_cuda(tried);
         }
         result
     }

@@ -3,7 +3,7 @@
 //! The pool's counters are the only source. `OWN` is the one list of the figures that PyTorch
 //! does not have: the JSON and the table of docs/statistics.md are both made from it.
 
-use crate::core::{PoolStats, Stat, Usage};
+use crate::core::{PoolStats, Stat, TORCH_COUNTS, Usage};
 use crate::device::external_cache;
 use crate::device::{Device, Figures};
 use crate::process::allocator::{Allocator, allocator_in_use};
@@ -180,14 +180,8 @@ pub fn memory_stats(counters: &PoolStats) -> Map<String, Value> {
     // Nothing is oversize without `max_split_size_mb`, which has no effect here.
     put(&mut stats, "oversize_allocations", &Stat::default());
     put(&mut stats, "oversize_segments", &Stat::default());
-    for (name, value) in [
-        ("num_alloc_retries", counters.alloc_retries),
-        ("num_ooms", counters.ooms),
-        ("num_sync_all_streams", counters.syncs),
-        ("num_device_alloc", counters.device_allocs),
-        ("num_device_free", counters.device_frees),
-    ] {
-        stats.insert(name.into(), value.into());
+    for count in &TORCH_COUNTS {
+        stats.insert(count.name.into(), count.of(counters).into());
     }
     stats.insert("max_split_size".into(), (-1).into());
     stats

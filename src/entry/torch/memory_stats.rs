@@ -61,7 +61,7 @@ pub fn counters(device: c_int) -> PoolStats {
     let counters = used(device).map(|it| it.figures().counters);
     let mut counters = counters.unwrap_or_default();
     let emptied = EMPTIED.get(device as usize);
-    counters.events.syncs += emptied.map_or(0, |it| it.load(Relaxed));
+    counters.counts.syncs += emptied.map_or(0, |it| it.load(Relaxed));
     counters
 }
 
