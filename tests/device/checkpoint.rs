@@ -3,7 +3,7 @@
 use crate::gpu::{Bench, KIB, MIB, ok, on_card};
 use crate::private::with_pool;
 use crate::random::Random;
-use concertina_engine::core::Found;
+use concertina_engine::core::BlockInfo;
 use concertina_engine::device::NotRestored;
 use concertina_engine::device::PoolId;
 use concertina_engine::device::Route;
@@ -14,7 +14,7 @@ use std::ptr;
 const POOL: PoolId = (1, 0);
 
 /// Goes back, and allocates what was in use then, in that order.
-fn restore(bench: &Bench, blocks: &[Found]) -> Result<(), NotRestored> {
+fn restore(bench: &Bench, blocks: &[BlockInfo]) -> Result<(), NotRestored> {
     let device = bench.device();
     let route = Route {
         pool: POOL,
@@ -31,7 +31,7 @@ fn restore(bench: &Bench, blocks: &[Found]) -> Result<(), NotRestored> {
     Ok(())
 }
 
-fn sorted(mut blocks: Vec<Found>) -> Vec<Found> {
+fn sorted(mut blocks: Vec<BlockInfo>) -> Vec<BlockInfo> {
     blocks.sort_by_key(|block| block.start);
     blocks
 }
@@ -176,7 +176,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     let taken = Err(NotRestored::Taken(second));
     assert_eq!(restore(&bench, &state), taken, "in use");
     bench.free(second);
-    let elsewhere = |start| Found { start, ..state[0] };
+    let elsewhere = |start| BlockInfo { start, ..state[0] };
     for start in [outside, outside + MIB, 0, u64::MAX - 511] {
         let blocks = [state[1], elsewhere(start)];
         assert_eq!(restore(&bench, &blocks), Err(NotRestored::Taken(start)));

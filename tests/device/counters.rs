@@ -3,7 +3,7 @@
 
 use crate::gpu::{Bench, GIB, KIB, MIB, on_card, rounded};
 use crate::runner::{Plan, Runner};
-use concertina_engine::core::{Counters, Flow, Origin, Usage};
+use concertina_engine::core::{Origin, PoolStats, Stat, Usage};
 use concertina_engine::device::Figures;
 use concertina_engine::process::stats;
 use concertina_engine::settings::Settings;
@@ -108,7 +108,7 @@ impl Account {
 
     /// Compares with what the pool counted. Only the pool knows when blocks that other streams
     /// used came free, so those are known between bounds.
-    fn agrees_with(&self, counters: &Counters) {
+    fn agrees_with(&self, counters: &PoolStats) {
         for (name, class, usage) in [
             ("all", &self.all, &counters.all),
             ("small", &self.small, &counters.small),
@@ -155,7 +155,7 @@ impl Account {
         }
     }
 
-    fn agrees_at_rest(&self, counters: &Counters) {
+    fn agrees_at_rest(&self, counters: &PoolStats) {
         self.agrees_with(counters);
         assert_eq!(counters.pending_bytes, 0);
         for usage in [&counters.all, &counters.small, &counters.large] {
@@ -173,7 +173,7 @@ impl Account {
     }
 }
 
-fn flows(usage: &Usage) -> [(&'static str, Flow); 9] {
+fn flows(usage: &Usage) -> [(&'static str, Stat); 9] {
     [
         ("allocation", usage.allocation),
         ("segment", usage.segment),
@@ -202,8 +202,8 @@ pub fn identities(figures: &Figures) {
 }
 
 /// PyTorch's identities, for one origin's blocks.
-fn of_one_origin(counters: &Counters) {
-    let Counters {
+fn of_one_origin(counters: &PoolStats) {
+    let PoolStats {
         all, small, large, ..
     } = counters;
     for (name, flow) in [all, small, large].into_iter().flat_map(flows) {
@@ -408,7 +408,7 @@ fn origins_have_figures_of_their_own_though_their_blocks_change_hands() {
     let (device, stream) = (bench.device(), bench.gpu.stream());
     let key = device.key(stream);
     let size = 64 * KIB as usize;
-    let live = |origin: &Counters| {
+    let live = |origin: &PoolStats| {
         let flow = origin.all.allocated_bytes;
         (flow.current, flow.peak, flow.allocated)
     };

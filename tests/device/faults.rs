@@ -3,7 +3,7 @@
 mod sim_only {
     use crate::gpu::{Bench, GIB, MIB};
     use crate::private::with_pool;
-    use concertina_engine::core::Found;
+    use concertina_engine::core::BlockInfo;
     use concertina_engine::device::Device;
     use concertina_engine::device::PoolId;
     use concertina_engine::device::Route;
@@ -118,7 +118,7 @@ mod sim_only {
                 .collect()
         });
         device.release_pool(pool);
-        let state: Vec<Found> = device.pool_blocks(pool).unwrap_or_default();
+        let state: Vec<BlockInfo> = device.pool_blocks(pool).unwrap_or_default();
         for _ in 0..2 {
             if let Some(block) = live.first() {
                 assert_eq!(device.record_use(*block, b), Ok(()));
