@@ -1,8 +1,8 @@
 //! The counters: against an account that the runner keeps, against each other, and as PyTorch's
 //! names for them.
 
-use crate::gpu::{Bench, GIB, KIB, MIB, on_card, rounded};
-use crate::runner::{Plan, Runner};
+use crate::harness::gpu::{Bench, GIB, KIB, MIB, on_card, rounded};
+use crate::harness::random_program::{Plan, Runner};
 use concertina_engine::core::{Counters, Flow, Origin, Usage};
 use concertina_engine::device::Figures;
 use concertina_engine::process::stats;

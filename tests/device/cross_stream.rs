@@ -3,7 +3,7 @@
 //! is posted first waits for what has yet to be sent.
 
 mod sim_only {
-    use crate::gpu::{Bench, MIB};
+    use crate::harness::gpu::{Bench, MIB};
     use concertina_engine::settings::Settings;
     use concertina_sim::Config;
 

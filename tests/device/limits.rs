@@ -1,6 +1,6 @@
 //! Memory that runs out, by a limit or in truth, and driver calls that fail.
 
-use crate::gpu::{Bench, GIB, MIB, every_other};
+use crate::harness::gpu::{Bench, GIB, MIB, every_other};
 use concertina_engine::settings::Settings;
 
 fn limited(bytes: u64) -> Settings {
@@ -257,9 +257,9 @@ fn holes_are_not_lost_when_old_mappings_come_down() {
 }
 
 mod sim_only {
-    use crate::gpu::{Bench, GIB, MIB};
-    use crate::random::Random;
-    use crate::runner::{Plan, Runner, Seed};
+    use crate::harness::gpu::{Bench, GIB, MIB};
+    use crate::harness::random::Random;
+    use crate::harness::random_program::{Plan, Runner, Seed};
     use concertina_engine::driver::sys::CUresult;
     use concertina_engine::settings::Settings;
     use concertina_sim::{Config, Pace};
@@ -347,7 +347,8 @@ mod sim_only {
             return;
         };
         let stream = bench.gpu.stream();
-        let block = crate::private::with_pool(&bench, (1, 0), || bench.allocate(GIB / 2, stream));
+        let block =
+            crate::private_pools::with_pool(&bench, (1, 0), || bench.allocate(GIB / 2, stream));
         bench.device().release_pool((1, 0));
         bench.free(block);
         let whole = bench.allocate(GIB, stream);

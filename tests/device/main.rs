@@ -5,27 +5,25 @@
 //! card has: failures on demand, control over lateness, a detector of races; the script leaves them
 //! out. Each test ends with the pool's invariants holding and all memory back.
 
-mod allocations;
-mod aside;
-mod basics;
-mod branches;
-mod checkpoint;
+mod address_lookup;
+mod capture_reuse;
+mod captures;
 mod counters;
 mod cross_stream;
-mod faults;
-mod gpu;
-mod idle;
+mod device_reset;
+mod expandable_segments_off;
+mod fit_and_coalesce;
+mod free_relaxed;
+mod harness;
+mod limit_never_exceeded;
 mod limits;
-mod many_pools;
-mod never_exceeded;
-mod plain;
-mod private;
-mod random;
+mod many_private_pools;
+mod misuse;
+mod private_pool_driver_failures;
+mod private_pools;
+mod purge;
 mod random_runs;
-mod red;
-mod reset;
-mod runner;
-mod shelves;
-mod streams;
-mod supplied;
-mod unseen;
+mod record_stream;
+mod restore;
+mod stream_cache;
+mod supplier;

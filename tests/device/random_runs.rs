@@ -3,8 +3,8 @@
 //! `CONCERTINA_TEST_SEED` runs one seed alone, `CONCERTINA_TEST_RUNS` scales how many there are, in
 //! percent.
 
-use crate::gpu::{Bench, GIB, MIB, on_card};
-use crate::runner::{Block, Plan, Runner, Seed};
+use crate::harness::gpu::{Bench, GIB, MIB, on_card};
+use crate::harness::random_program::{Block, Plan, Runner, Seed};
 use concertina_engine::settings::Settings;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -118,9 +118,9 @@ fn threads_use_several_devices() {
 mod sim_only {
     use super::{seeds, threads, threads_plan};
     use crate::counters::identities;
-    use crate::gpu::{Bench, GIB, KIB, MIB};
-    use crate::random::Random;
-    use crate::runner::{Plan, Runner, Seed};
+    use crate::harness::gpu::{Bench, GIB, KIB, MIB};
+    use crate::harness::random::Random;
+    use crate::harness::random_program::{Plan, Runner, Seed};
     use concertina_engine::driver::sys::CUresult;
     use concertina_engine::settings::Settings;
     use concertina_sim::{Config, Pace};

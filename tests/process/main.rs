@@ -2,6 +2,7 @@
 //!
 //! The processes are real ones, the library is the built one, the GPU is simulated.
 
+#[path = "../library/mod.rs"]
 mod library;
 
 use library::{Scratch, library, output, standin};
@@ -23,8 +24,8 @@ fn program() -> &'static Path {
     static PROGRAM: OnceLock<(Scratch, PathBuf)> = OnceLock::new();
     let (_, program) = PROGRAM.get_or_init(|| {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let scratch = Scratch::new("lifecycle-program");
-        let program = scratch.path().join("lifecycle");
+        let scratch = Scratch::new("process-program");
+        let program = scratch.path().join("process");
         output(
             Command::new("cc")
                 .args([
@@ -37,7 +38,7 @@ fn program() -> &'static Path {
                     "-I",
                 ])
                 .arg(root.join("include"))
-                .arg(root.join("tests/programs/lifecycle.c"))
+                .arg(root.join("tests/programs/process.c"))
                 .arg("-o")
                 .arg(&program)
                 .arg("-ldl"),
@@ -178,7 +179,7 @@ fn only(scratch: &Scratch, name: &str) -> PathBuf {
 
 macro_rules! scratch {
     ($name:ident, $file:ident) => {
-        let $name = Scratch::new(concat!("lifecycle-", line!()));
+        let $name = Scratch::new(concat!("process-", line!()));
         let $file = $name.path().join("stats.json");
     };
 }

@@ -5,6 +5,7 @@
 //! libraries, and have to say the same. Each is also run with a library in which the behaviour that it
 //! guards is broken, and has to say something else then.
 
+#[path = "../library/mod.rs"]
 mod library;
 
 use library::{Scratch, breakable_library, library, output, standin};

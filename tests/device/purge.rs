@@ -1,8 +1,8 @@
 //! Idle memory goes back to the driver after a while, if that is asked for. The tests say what time it
 //! is.
 
-use crate::gpu::{Bench, MIB, every_other};
-use crate::private::with_pool;
+use crate::harness::gpu::{Bench, MIB, every_other};
+use crate::private_pools::with_pool;
 use concertina_engine::settings::Settings;
 use std::time::Duration;
 
@@ -177,7 +177,7 @@ fn plain_segments_stay() {
 
 mod sim_only {
     use super::{INTERVAL, PATIENCE, peak, tend_from};
-    use crate::gpu::{Bench, MIB};
+    use crate::harness::gpu::{Bench, MIB};
     use concertina_engine::driver::sys::{CUresult, CUstream};
     use concertina_engine::settings::Settings;
     use concertina_sim::Config;

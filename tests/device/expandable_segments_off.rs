@@ -1,7 +1,7 @@
 //! Plain segments: where the device cannot map memory, or the user does not want it.
 
-use crate::gpu::{Bench, GIB, KIB, MIB};
-use crate::runner::{Plan, Runner};
+use crate::harness::gpu::{Bench, GIB, KIB, MIB};
+use crate::harness::random_program::{Plan, Runner};
 use concertina_engine::settings::Settings;
 
 fn plain() -> Settings {
@@ -91,7 +91,7 @@ fn a_request_gets_what_free_segments_gave_back() {
 
 mod sim_only {
     use super::{assert_plain, random_workload};
-    use crate::gpu::{Bench, GIB};
+    use crate::harness::gpu::{Bench, GIB};
     use concertina_engine::settings::Settings;
     use concertina_sim::{Config, Pace};
 

@@ -1,4 +1,4 @@
-/* One case of a process's life with the library: lifecycle LIBRARY CASE [FILE].
+/* One case of a process's life with the library: process LIBRARY CASE [FILE].
  *
  * Exits with 0 where the case went as it should. FILE is where the statistics would be. */
 #define _GNU_SOURCE
@@ -154,7 +154,7 @@ static int print_text(void) {
 }
 
 int main(int count, char **arguments) {
-    check(count >= 3, "usage: lifecycle LIBRARY CASE [FILE]");
+    check(count >= 3, "usage: process LIBRARY CASE [FILE]");
     const char *name = arguments[2];
     file = count > 3 ? arguments[3] : "/nonexistent";
 #define CASE(text) (strcmp(name, text) == 0)

@@ -1,6 +1,6 @@
 //! Private pools whose memory somebody else supplies.
 
-use crate::gpu::{Bench, Gpu, MIB, ok};
+use crate::harness::gpu::{Bench, Gpu, MIB, ok};
 use concertina_engine::device::OutOfMemory;
 use concertina_engine::device::Route;
 use concertina_engine::device::Supplier;

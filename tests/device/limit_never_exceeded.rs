@@ -1,7 +1,7 @@
 //! A limit is not exceeded, not for a moment: what the device counts at every call, whoever takes memory.
 
-use crate::gpu::{Bench, Gpu, MIB, ok};
-use crate::random::Random;
+use crate::harness::gpu::{Bench, Gpu, MIB, ok};
+use crate::harness::random::Random;
 use concertina_engine::device::Device;
 use concertina_engine::device::PoolId;
 use concertina_engine::device::Route;

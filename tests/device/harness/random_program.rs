@@ -3,8 +3,8 @@
 //! gets: alignment, overlap, contents, and (in the simulation) the order of all work.
 
 use crate::counters::Accounts;
-use crate::gpu::{Gpu, KIB, MIB, rounded};
-use crate::random::Random;
+use crate::harness::gpu::{Gpu, KIB, MIB, rounded};
+use crate::harness::random::Random;
 use concertina_engine::core::Origin;
 use concertina_engine::device::Device;
 use concertina_engine::device::PoolId;

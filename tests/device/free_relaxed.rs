@@ -2,8 +2,8 @@
 //! is lost and none is had twice, whichever threads free and whoever looks meanwhile.
 
 use crate::counters::identities;
-use crate::gpu::{Bench, KIB, MIB, on_card};
-use crate::random::Random;
+use crate::harness::gpu::{Bench, KIB, MIB, on_card};
+use crate::harness::random::Random;
 use concertina_engine::device::Call;
 use concertina_engine::device::Device;
 use concertina_engine::device::UnknownPointer;

@@ -1,6 +1,6 @@
 //! One stream: sizes, reuse, fit, splitting and joining, and free memory made contiguous.
 
-use crate::gpu::{Bench, GIB, KIB, MIB, every_other, rounded};
+use crate::harness::gpu::{Bench, GIB, KIB, MIB, every_other, rounded};
 use concertina_engine::device::UnknownPointer;
 use concertina_engine::settings::Settings;
 

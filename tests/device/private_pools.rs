@@ -1,6 +1,6 @@
 //! Private pools (a CUDA graph's, or a `MemPool` of PyTorch's), and captures.
 
-use crate::gpu::{Bench, MIB};
+use crate::harness::gpu::{Bench, MIB};
 use concertina_engine::device::PoolId;
 use concertina_engine::device::Route;
 use concertina_engine::settings::Settings;
@@ -247,8 +247,8 @@ fn pools_that_come_and_go_leave_nothing_behind() {
 
 mod sim_only {
     use super::{SIZE, begin, with_pool};
-    use crate::gpu::{Bench, GIB, MIB};
-    use crate::random::Random;
+    use crate::harness::gpu::{Bench, GIB, MIB};
+    use crate::harness::random::Random;
     use concertina_engine::driver::sys::CUresult;
     use concertina_engine::settings::Settings;
     use concertina_sim::{Config, Pace};

@@ -1,8 +1,8 @@
 //! Driver calls that fail where private pools come and go: each call at each of its uses.
 
 mod sim_only {
-    use crate::gpu::{Bench, GIB, MIB};
-    use crate::private::with_pool;
+    use crate::harness::gpu::{Bench, GIB, MIB};
+    use crate::private_pools::with_pool;
     use concertina_engine::core::Found;
     use concertina_engine::device::Device;
     use concertina_engine::device::PoolId;
@@ -147,7 +147,7 @@ mod sim_only {
 
     /// Supplies what the driver has, and takes back until that takes it.
     struct Source {
-        gpu: crate::gpu::Gpu,
+        gpu: crate::harness::gpu::Gpu,
         out: Mutex<BTreeMap<u64, u64>>,
     }
 

@@ -1,8 +1,8 @@
 //! The state of a private pool, and going back to it.
 
-use crate::gpu::{Bench, KIB, MIB, ok, on_card};
-use crate::private::with_pool;
-use crate::random::Random;
+use crate::harness::gpu::{Bench, KIB, MIB, ok, on_card};
+use crate::harness::random::Random;
+use crate::private_pools::with_pool;
 use concertina_engine::core::Found;
 use concertina_engine::device::NotRestored;
 use concertina_engine::device::PoolId;

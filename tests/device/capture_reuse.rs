@@ -1,8 +1,8 @@
 //! Blocks that several streams of one capture use, and `graph_capture_record_stream_reuse`.
 
 mod sim_only {
-    use crate::gpu::{Bench, GIB, KIB, ok};
-    use crate::random::Random;
+    use crate::harness::gpu::{Bench, GIB, KIB, ok};
+    use crate::harness::random::Random;
     use concertina_engine::device::Route;
     use concertina_engine::driver::sys::{CUgraph, CUgraphExec, CUstream, CUstreamCaptureMode};
     use concertina_engine::settings::Settings;

@@ -1,6 +1,6 @@
 //! Several streams: who may have freed memory, and when.
 
-use crate::gpu::{Bench, Held, KIB, MIB};
+use crate::harness::gpu::{Bench, Held, KIB, MIB};
 use concertina_engine::settings::Settings;
 use concertina_sim::Config;
 use std::collections::{HashSet, VecDeque};

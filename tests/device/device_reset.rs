@@ -1,7 +1,7 @@
 //! A device that starts over, since its context ends: nothing of before is left, and nothing of before is
 //! had again.
 
-use crate::gpu::{Bench, MIB};
+use crate::harness::gpu::{Bench, MIB};
 use concertina_engine::device::UnknownPointer;
 use concertina_engine::settings::{Free, Settings};
 use std::collections::HashSet;

@@ -1,8 +1,8 @@
 //! Many private pools at once, as a program has them that captures a CUDA graph for each of its shapes.
 
-use crate::gpu::{Bench, GIB, KIB, MIB};
-use crate::private::with_pool;
-use crate::random::Random;
+use crate::harness::gpu::{Bench, GIB, KIB, MIB};
+use crate::harness::random::Random;
+use crate::private_pools::with_pool;
 use concertina_engine::settings::Settings;
 use concertina_sim::Config;
 

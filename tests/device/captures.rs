@@ -2,7 +2,7 @@
 //! be expected is said of a whole process, so that each test is one of its own.
 
 mod sim_only {
-    use crate::gpu::{Bench, GIB, MIB};
+    use crate::harness::gpu::{Bench, GIB, MIB};
     use concertina_engine::device::captures;
     use concertina_engine::settings::Settings;
     use concertina_sim::Config;
@@ -26,7 +26,7 @@ mod sim_only {
     /// All of the device's memory is freed, on a stream that has ended: to wait for that takes no memory.
     #[test]
     fn unseen_captures_leave_a_full_device_to_be_waited_for() {
-        let name = "unseen::sim_only::unseen_captures_leave_a_full_device_to_be_waited_for";
+        let name = "captures::sim_only::unseen_captures_leave_a_full_device_to_be_waited_for";
         if !in_a_process_of_its_own(name) {
             return;
         }

@@ -1,7 +1,7 @@
 //! What an address is part of to whoever asks CUDA: blocks, private pools' memory as a whole, segments.
 
-use crate::gpu::{Bench, MIB};
-use crate::private::with_pool;
+use crate::harness::gpu::{Bench, MIB};
+use crate::private_pools::with_pool;
 use concertina_engine::settings::Settings;
 
 #[test]

@@ -2,8 +2,8 @@
 //! stream's predictors are and whoever frees.
 
 use crate::counters::identities;
-use crate::gpu::{Bench, KIB, MIB, on_card};
-use crate::random::Random;
+use crate::harness::gpu::{Bench, KIB, MIB, on_card};
+use crate::harness::random::Random;
 use concertina_engine::device::UnknownPointer;
 use concertina_engine::settings::Settings;
 use std::collections::BTreeMap;

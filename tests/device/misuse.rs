@@ -2,7 +2,7 @@
 //! mistakes rarely and late, so these run on the simulated GPU only.
 
 mod sim_only {
-    use crate::gpu::{Bench, MIB};
+    use crate::harness::gpu::{Bench, MIB};
     use concertina_engine::settings::Settings;
     use concertina_sim::{Config, Pace};
 
