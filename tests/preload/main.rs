@@ -94,14 +94,14 @@ fn ordinary_programs_run_as_without_it() {
 #[test]
 fn a_look_up_needs_no_memory() {
     let scratch = Scratch::new("preload-allocator");
-    let program = compile(&scratch, "allocator.c", "allocator", &[]);
+    let program = compile(&scratch, "dlsym_in_own_allocator.c", "allocator", &[]);
     assert_eq!(same(|| Command::new(&program)), "own allocator, 0 nested\n");
 }
 
 #[test]
 fn a_look_up_needs_no_system_call() {
     let scratch = Scratch::new("preload-seccomp");
-    let program = compile(&scratch, "seccomp.c", "seccomp", &[]);
+    let program = compile(&scratch, "dlsym_under_seccomp.c", "seccomp", &[]);
     assert_eq!(same(|| Command::new(&program)), "found\nfound\n");
 }
 
@@ -317,59 +317,59 @@ const HELD: (&str, &str) = ("STANDIN_PACE", "held");
 
 cases! {
     // Of each width the first allocation with rows is the driver's own.
-    reach_by_the_runtime: "runtime" [], [], Some(11), ["dlsym", "proc_address", "pool", "pitch"];
-    reach_by_the_driver: "driver" [], [], Some(5), ["pool"];
-    reach_by_symbols_looked_up: "loader" ["symbols"], [], Some(4), ["dlsym"];
-    reach_by_the_old_look_up: "loader" ["v1"], [], Some(4), ["dlsym", "proc_address"];
-    reach_by_the_new_look_up: "loader" ["v2"], [], Some(4), ["dlsym", "proc_address"];
-    reach_by_entry_points: "entry_point" [], [], Some(3), ["dlsym", "proc_address"];
-    sizes_and_errors: "sizes" [], [], Some(9), ["zero"];
+    reach_by_the_runtime: "runtime_symbols" [], [], Some(11), ["dlsym", "proc_address", "pool", "pitch"];
+    reach_by_the_driver: "driver_symbols" [], [], Some(5), ["pool"];
+    reach_by_symbols_looked_up: "dlsym_driver" ["symbols"], [], Some(4), ["dlsym"];
+    reach_by_the_old_look_up: "dlsym_driver" ["v1"], [], Some(4), ["dlsym", "proc_address"];
+    reach_by_the_new_look_up: "dlsym_driver" ["v2"], [], Some(4), ["dlsym", "proc_address"];
+    reach_by_entry_points: "runtime_entry_point" [], [], Some(3), ["dlsym", "proc_address"];
+    sizes_and_errors: "cuda_malloc_sizes" [], [], Some(9), ["zero"];
     frees_that_are_wrong: "wrong_frees" [], [], Some(2), ["unknown"];
-    cuda_free_waits: "waits" [], [HELD], Some(4), ["wait"];
-    devices: "devices" [], [("STANDIN_DEVICES", "2"), ("STANDIN_PEERS", "1")], Some(3), ["elsewhere"];
-    contexts: "contexts" [], [], Some(2), ["context"];
-    a_driver_that_calls_itself: "runtime" [], [("STANDIN_NESTED", "1")], None, ["inside"];
-    a_runtime_that_is_opened: "opened" [], [], Some(3), ["dlsym"];
-    memory_that_runs_out: "exhausted" [], [("STANDIN_MEMORY_MB", "512")], None, [];
-    memory_in_order: "ordered" [], [HELD], Some(15), ["order", "apart", "numbers"];
-    each_threads_default_stream: "per_thread" [], [HELD], Some(8), ["per thread"];
-    memory_of_the_programs_own: "own" [], [], Some(1), ["handles", "own handles"];
-    memory_that_the_program_maps: "mapped" [], [], Some(1), ["kept asked", "kept released", "kept shared"];
-    memory_that_is_kept_mapped: "mapped" ["400"], [("STANDIN_MEMORY_MB", "512")], Some(1), ["kept back"];
-    memory_that_is_kept_mapped_beside_cudas_own: "mapped" ["400"], [("STANDIN_MEMORY_MB", "512"), ("CONCERTINA_CONF", "ipc:True")], None, ["kept back"];
-    memory_that_the_driver_takes: "passed_on" [], [("STANDIN_MEMORY_MB", "1024"), ("STANDIN_KERNELS_MB", "300")], None, ["room"];
-    memory_that_the_driver_takes_while_frees_wait: "passed_on" [], [("STANDIN_MEMORY_MB", "1024"), ("STANDIN_KERNELS_MB", "300"), ("CONCERTINA_CONF", "free:relaxed")], None, ["room"];
-    memory_that_is_kept_mapped_beside_cudas_own_under_a_limit: "mapped" ["400"], [("STANDIN_MEMORY_MB", "512"), ("CONCERTINA_CONF", "ipc:True,limit:500MiB")], None, ["kept back"];
-    memory_pools: "pools" [], [], Some(5), ["pools", "pool attributes"];
-    captures_while_memory_is_idle: "idle" [], [("CONCERTINA_CONF", "idle_release_ms:20")], Some(1), [];
-    idle_memory_under_a_driver_that_calls_itself: "idle_memory" [], [("STANDIN_NESTED", "1"), ("CONCERTINA_CONF", "idle_release_ms:20")], None, ["inside"];
+    cuda_free_waits: "cuda_free_waits" [], [HELD], Some(4), ["wait"];
+    devices: "several_gpus" [], [("STANDIN_DEVICES", "2"), ("STANDIN_PEERS", "1")], Some(3), ["elsewhere"];
+    contexts: "own_context" [], [], Some(2), ["context"];
+    a_driver_that_calls_itself: "runtime_symbols" [], [("STANDIN_NESTED", "1")], None, ["inside"];
+    a_runtime_that_is_opened: "dlopen_runtime" [], [], Some(3), ["dlsym"];
+    memory_that_runs_out: "out_of_memory" [], [("STANDIN_MEMORY_MB", "512")], None, [];
+    memory_in_order: "malloc_async" [], [HELD], Some(15), ["order", "apart", "numbers"];
+    each_threads_default_stream: "per_thread_default_stream" [], [HELD], Some(8), ["per thread"];
+    memory_of_the_programs_own: "own_mappings" [], [], Some(1), ["handles", "own handles"];
+    memory_that_the_program_maps: "vmm_map" [], [], Some(1), ["kept asked", "kept released", "kept shared"];
+    memory_that_is_kept_mapped: "vmm_map" ["400"], [("STANDIN_MEMORY_MB", "512")], Some(1), ["kept back"];
+    memory_that_is_kept_mapped_beside_cudas_own: "vmm_map" ["400"], [("STANDIN_MEMORY_MB", "512"), ("CONCERTINA_CONF", "ipc:True")], None, ["kept back"];
+    memory_that_the_driver_takes: "out_of_memory_retry" [], [("STANDIN_MEMORY_MB", "1024"), ("STANDIN_KERNELS_MB", "300")], None, ["room"];
+    memory_that_the_driver_takes_while_frees_wait: "out_of_memory_retry" [], [("STANDIN_MEMORY_MB", "1024"), ("STANDIN_KERNELS_MB", "300"), ("CONCERTINA_CONF", "free:relaxed")], None, ["room"];
+    memory_that_is_kept_mapped_beside_cudas_own_under_a_limit: "vmm_map" ["400"], [("STANDIN_MEMORY_MB", "512"), ("CONCERTINA_CONF", "ipc:True,limit:500MiB")], None, ["kept back"];
+    memory_pools: "mem_pools" [], [], Some(5), ["pools", "pool attributes"];
+    captures_while_memory_is_idle: "capture_while_memory_is_idle" [], [("CONCERTINA_CONF", "idle_release_ms:20")], Some(1), [];
+    idle_memory_under_a_driver_that_calls_itself: "purge" [], [("STANDIN_NESTED", "1"), ("CONCERTINA_CONF", "idle_release_ms:20")], None, ["inside"];
     captures: "capture" [], [], Some(3), ["capture"];
-    captures_global_beside_threads_that_allocate_in_order: "captures_beside" ["order", "300", "0"], [], None, [];
-    captures_thread_local_beside_threads_that_allocate_in_order: "captures_beside" ["order", "300", "1"], [], None, [];
-    captures_relaxed_beside_threads_that_allocate_in_order: "captures_beside" ["order", "300", "2"], [], None, [];
-    captures_thread_local_beside_threads_that_free: "captures_beside" ["free", "3000", "1"], [], None, ["idle"];
-    captures_relaxed_beside_threads_that_free: "captures_beside" ["free", "300", "2"], [], None, [];
-    captures_beside_threads_that_free_relaxed: "captures_beside" ["free", "3000", "1"], [("CONCERTINA_CONF", "free:relaxed")], None, [];
-    captures_on_a_full_device: "full_in_capture" [], [("STANDIN_MEMORY_MB", "512")], None, [];
-    captures_of_a_blocking_stream: "captures_beside" ["blocking", "300", "2"], [], None, [];
-    a_capture_on_a_device_that_is_reset: "reset_in_capture" [], [], Some(65), [];
-    memory_freed_in_the_order_of_another_devices_stream: "freed_elsewhere" [], [HELD, ("STANDIN_DEVICES", "2"), ("STANDIN_PEERS", "1")], None, [];
-    captures_of_several_threads_default_streams: "captures_per_thread" [], [], None, [];
-    free_memory: "info" [], [], Some(9), ["info"];
-    addresses: "attributes" ["1024"], [], Some(3), ["range", "attributes"];
-    a_device_that_is_reset: "reset" [], [], Some(7), ["reset"];
-    a_context_that_is_released: "release" [], [], Some(6), ["reset"];
+    captures_global_beside_threads_that_allocate_in_order: "capture_by_another_thread" ["order", "300", "0"], [], None, [];
+    captures_thread_local_beside_threads_that_allocate_in_order: "capture_by_another_thread" ["order", "300", "1"], [], None, [];
+    captures_relaxed_beside_threads_that_allocate_in_order: "capture_by_another_thread" ["order", "300", "2"], [], None, [];
+    captures_thread_local_beside_threads_that_free: "capture_by_another_thread" ["free", "3000", "1"], [], None, ["idle"];
+    captures_relaxed_beside_threads_that_free: "capture_by_another_thread" ["free", "300", "2"], [], None, [];
+    captures_beside_threads_that_free_relaxed: "capture_by_another_thread" ["free", "3000", "1"], [("CONCERTINA_CONF", "free:relaxed")], None, [];
+    captures_on_a_full_device: "capture_on_a_full_device" [], [("STANDIN_MEMORY_MB", "512")], None, [];
+    captures_of_a_blocking_stream: "capture_by_another_thread" ["blocking", "300", "2"], [], None, [];
+    a_capture_on_a_device_that_is_reset: "capture_while_the_device_is_reset" [], [], Some(65), [];
+    memory_freed_in_the_order_of_another_devices_stream: "free_async_on_another_device" [], [HELD, ("STANDIN_DEVICES", "2"), ("STANDIN_PEERS", "1")], None, [];
+    captures_of_several_threads_default_streams: "capture_on_per_thread_streams" [], [], None, [];
+    free_memory: "mem_info" [], [], Some(9), ["info"];
+    addresses: "pointer_attributes" ["1024"], [], Some(3), ["range", "attributes"];
+    a_device_that_is_reset: "device_reset" [], [], Some(7), ["reset"];
+    a_context_that_is_released: "primary_context_release" [], [], Some(6), ["reset"];
     threads: "threads" [], [], Some(1600), ["pool"];
-    calls_of_every_kind: "counted" [], [], Some(1625), ["pool"];
-    threads_and_streams: "mixed" [], [HELD], None, ["wait"];
-    memory_in_another_process: "shared" [], [], Some(5), ["ipc", "ipc offset", "ipc count"];
-    memory_in_another_process_on_two_devices: "shared" ["devices"], [("STANDIN_DEVICES", "2"), ("STANDIN_PEERS", "1")], Some(5), ["ipc", "ipc offset"];
-    segments_in_another_process: "shared" [], [("CONCERTINA_CONF", "expandable_segments:False")], Some(5), ["ipc", "ipc offset"];
-    a_process_that_returns: "processes" ["return"], [], Some(2), ["pool"];
-    a_process_that_exits: "processes" ["exit"], [], Some(2), ["pool"];
-    a_process_that_leaves_at_once: "processes" ["_exit"], [], None, [];
-    a_process_that_exits_in_a_thread: "processes" ["thread"], [], Some(2), ["pool"];
-    a_process_that_becomes_another: "processes" ["exec"], [], Some(1), ["pool"];
+    calls_of_every_kind: "call_counts" [], [], Some(1625), ["pool"];
+    threads_and_streams: "threads_and_streams" [], [HELD], None, ["wait"];
+    memory_in_another_process: "ipc" [], [], Some(5), ["ipc", "ipc offset", "ipc count"];
+    memory_in_another_process_on_two_devices: "ipc" ["devices"], [("STANDIN_DEVICES", "2"), ("STANDIN_PEERS", "1")], Some(5), ["ipc", "ipc offset"];
+    segments_in_another_process: "ipc" [], [("CONCERTINA_CONF", "expandable_segments:False")], Some(5), ["ipc", "ipc offset"];
+    a_process_that_returns: "fork_and_exit" ["return"], [], Some(2), ["pool"];
+    a_process_that_exits: "fork_and_exit" ["exit"], [], Some(2), ["pool"];
+    a_process_that_leaves_at_once: "fork_and_exit" ["_exit"], [], None, [];
+    a_process_that_exits_in_a_thread: "fork_and_exit" ["thread"], [], Some(2), ["pool"];
+    a_process_that_becomes_another: "fork_and_exit" ["exec"], [], Some(1), ["pool"];
 }
 
 #[test]
@@ -377,7 +377,7 @@ fn the_runtime_of_cuda_12() {
     let case = Case {
         runtime: "-l:libcudart.so.12",
         pooled: Some(11),
-        ..Case::of("runtime")
+        ..Case::of("runtime_symbols")
     };
     compare("the_runtime_of_cuda_12", &case);
 }
@@ -387,9 +387,9 @@ fn the_runtime_of_cuda_12() {
 #[test]
 fn a_machine_without_a_driver() {
     for (program, arguments) in [
-        ("loader", ["symbols"]),
-        ("loader", ["v2"]),
-        ("opened", [""]),
+        ("dlsym_driver", ["symbols"]),
+        ("dlsym_driver", ["v2"]),
+        ("dlopen_runtime", [""]),
     ] {
         let case = Case::of(program);
         let trial = Trial::new("driverless", &case);
@@ -411,7 +411,13 @@ fn memory_that_cannot_be_mapped() {
         ("unmappable", ("STANDIN_VIRTUAL_MEMORY", "0")),
         ("plain", ("CONCERTINA_CONF", "expandable_segments:False")),
     ] {
-        for program in ["runtime", "wrong_frees", "waits", "ordered", "reset"] {
+        for program in [
+            "runtime_symbols",
+            "wrong_frees",
+            "cuda_free_waits",
+            "malloc_async",
+            "device_reset",
+        ] {
             let case = Case::of(program);
             let trial = Trial::new(&format!("{name}-{program}"), &case);
             let variables = [variable, HELD];
@@ -428,7 +434,7 @@ fn memory_that_cannot_be_mapped() {
 /// The command does no more than set the environment, and leaves with the program's status.
 #[test]
 fn the_command_runs_a_program() {
-    let case = Case::of("limited");
+    let case = Case::of("limit");
     let trial = Trial::new("command", &case);
     let stats = trial.scratch.path().join("stats.json");
     let concertina = |arguments: &[&str]| {
@@ -620,7 +626,7 @@ fn run_does_not_start_a_program_that_is_set_wrong() {
 /// One line, from each process that uses the GPU and no other.
 #[test]
 fn verbose_says_that_it_is_on() {
-    let case = Case::of("runtime");
+    let case = Case::of("runtime_symbols");
     let trial = Trial::new("verbose", &case);
     let program = trial.program.to_str().expect("text");
     let mut command = Command::new(env!("CARGO_BIN_EXE_concertina"));
@@ -657,7 +663,7 @@ fn verbose_says_that_it_is_on() {
 
 #[test]
 fn nothing_is_done_where_it_is_disabled() {
-    let case = Case::of("runtime");
+    let case = Case::of("runtime_symbols");
     let trial = Trial::new("disabled", &case);
     let (bare, _) = trial.run(None, &[]);
     let disabled = [("CONCERTINA_DISABLE", "1")];
@@ -669,7 +675,7 @@ fn nothing_is_done_where_it_is_disabled() {
 /// A call of the pool's that the driver refuses, once or always, is none that the program notices.
 #[test]
 fn failures_that_the_driver_makes_up_for() {
-    let case = Case::of("runtime");
+    let case = Case::of("runtime_symbols");
     let trial = Trial::new("failing", &case);
     let (bare, _) = trial.run(None, &[]);
     for function in [
@@ -719,7 +725,7 @@ fn any_call_may_fail() {
         "concertina: no memory can be had: the CUDA driver does not start: ",
         "concertina: device 0 (Simulated GPU) cannot map memory: ",
     ];
-    let case = Case::of("unlucky");
+    let case = Case::of("driver_failures");
     let trial = Trial::new("unlucky", &case);
     let kept = trial.scratch.path().join("report");
     let mut mistakes = Vec::new();
@@ -787,7 +793,7 @@ fn any_call_may_fail() {
 #[test]
 fn memory_that_is_mapped_in_no_order_at_all() {
     const SEEDS: u32 = 10;
-    let case = Case::of("random_maps");
+    let case = Case::of("vmm_random_calls");
     let trial = Trial::new("random-maps", &case);
     let mut noticed = 0;
     for devices in ["1", "2"] {
@@ -812,7 +818,7 @@ fn memory_that_is_mapped_in_no_order_at_all() {
 /// where nobody asks for it any more.
 #[test]
 fn memory_that_is_mapped_again_costs_the_driver_nothing() {
-    let case = Case::of("mapped");
+    let case = Case::of("vmm_map");
     let trial = Trial::new("mapped-again", &case);
     let kept = trial.scratch.path().join("report");
     let calls = |library: Option<&Path>, more: &[(&str, &str)], arguments: &[&str]| {
@@ -861,7 +867,7 @@ fn addresses_that_are_wanted_again() {
     let case = Case {
         arguments: &["wanted"],
         breaks: &["kept wanted"],
-        ..Case::of("mapped")
+        ..Case::of("vmm_map")
     };
     compare("wanted", &case);
 }
@@ -875,7 +881,7 @@ fn memory_that_the_driver_takes_elsewhere_and_meanwhile() {
             arguments,
             environment,
             breaks: &["room"],
-            ..Case::of("passed_on")
+            ..Case::of("out_of_memory_retry")
         };
         compare(&format!("passed-on-{}", arguments[0]), &case);
     };
@@ -917,7 +923,7 @@ fn what_is_kept_does_not_grow() {
 /// Failures that the program has to hear of.
 #[test]
 fn failures_of_work_are_the_programs() {
-    let case = Case::of("failures");
+    let case = Case::of("failed_work");
     let trial = Trial::new("failures", &case);
     for (failure, mistake) in [
         // What a GPU answers whose work has failed: everything fails with it.
@@ -950,7 +956,7 @@ fn failures_of_work_are_the_programs() {
 fn relaxed_frees_keep_their_promise() {
     let case = Case {
         environment: &[HELD, ("CONCERTINA_CONF", "free:relaxed")],
-        ..Case::of("relaxed")
+        ..Case::of("free_relaxed")
     };
     let trial = Trial::new("relaxed", &case);
     let (said, pooled) = trial.run(Some(library()), &[]);
@@ -966,12 +972,12 @@ fn relaxed_frees_keep_their_promise() {
 #[test]
 fn relaxed_frees_change_nothing_but_when_they_return() {
     for program in [
-        "runtime",
+        "runtime_symbols",
         "wrong_frees",
-        "ordered",
-        "reset",
-        "info",
-        "exhausted",
+        "malloc_async",
+        "device_reset",
+        "mem_info",
+        "out_of_memory",
         "threads",
         "capture",
     ] {
@@ -994,7 +1000,7 @@ fn relaxed_frees_change_nothing_but_when_they_return() {
 /// it CUDA's own.
 #[test]
 fn what_nobody_could_open_is_explained() {
-    let case = Case::of("handle");
+    let case = Case::of("ipc_unopened_handle");
     let trial = Trial::new("handle", &case);
     let (bare, _) = trial.run(None, &[]);
     let (said, pooled) = trial.run(Some(library()), &[]);
@@ -1013,7 +1019,7 @@ fn what_nobody_could_open_is_explained() {
 fn a_handle_goes_with_its_memory() {
     let case = Case {
         arguments: &["freed"],
-        ..Case::of("shared")
+        ..Case::of("ipc")
     };
     let trial = Trial::new("shared_freed", &case);
     let opens = |library: &Path, environment: &[(&str, &str)]| {
@@ -1031,7 +1037,7 @@ fn a_handle_goes_with_its_memory() {
 fn a_limit_is_all_the_memory_there_is() {
     let case = Case {
         environment: &[("CONCERTINA_CONF", "limit:64MiB")],
-        ..Case::of("limited")
+        ..Case::of("limit")
     };
     let trial = Trial::new("limited", &case);
     let (said, pooled) = trial.run(Some(library()), &[]);
@@ -1071,7 +1077,7 @@ fn a_limit_is_all_the_memory_there_is() {
 fn a_limit_holds_what_the_driver_hands_out() {
     let case = Case {
         environment: &[("CONCERTINA_CONF", "limit:64MiB")],
-        ..Case::of("outside")
+        ..Case::of("limit_counts_driver_memory")
     };
     let trial = Trial::new("outside", &case);
     let kept = trial.scratch.path().join("report");
@@ -1111,7 +1117,7 @@ fn a_limit_holds_what_the_driver_hands_out() {
 
 #[test]
 fn calls_are_counted_by_function() {
-    let case = Case::of("counted");
+    let case = Case::of("call_counts");
     let trial = Trial::new("counted", &case);
     let (bare, _) = trial.run(None, &[]);
     let (said, _) = trial.run(Some(library()), &[]);
@@ -1156,10 +1162,10 @@ fn calls_are_counted_by_caller_where_that_is_asked() {
     let scratch = Scratch::new("preload-callers");
     let link = format!("-L{}", standin().display());
     let shared = ["-shared", "-fPIC", &link, "-lcudart"];
-    let taker = compile(&scratch, "callers_library.c", "libtaker.so", &shared);
+    let taker = compile(&scratch, "call_counts_library.c", "libtaker.so", &shared);
     let taker = taker.to_str().expect("a path of text");
     let options = [taker, &link, "-Wl,--no-as-needed", "-lcudart", "-lcuda"];
-    let program = compile(&scratch, "callers.c", "callers", &options);
+    let program = compile(&scratch, "call_counts_by_library.c", "callers", &options);
     let file = scratch.path().join("stats.json");
     let callers = |settings: &str| {
         let mut command = Command::new(&program);
