@@ -1,11 +1,11 @@
-//! What an address is part of to whoever asks CUDA: blocks, private pools' memory as a whole, segments.
+//! Address look-up: the block, private pool or segment that an address belongs to.
 
 use crate::harness::gpu::{Bench, MIB};
 use crate::private_pools::with_pool;
 use concertina_engine::settings::Settings;
 
 #[test]
-fn allocation_around_an_address_is_the_block_in_use() {
+fn address_lookup_finds_the_allocated_block() {
     let bench = Bench::new(Settings::default());
     let (device, stream) = (bench.device(), bench.gpu.stream());
     let (one, two) = (
@@ -33,7 +33,7 @@ fn allocation_around_an_address_is_the_block_in_use() {
 
 /// A captured graph goes on using what was freed while it was captured.
 #[test]
-fn allocation_in_a_private_pool_is_all_of_its_memory_without_a_gap_freed_or_not() {
+fn address_lookup_in_a_private_pool_finds_its_contiguous_memory() {
     let bench = Bench::new(Settings::default());
     let (device, stream) = (bench.device(), bench.gpu.stream());
     let (freed, kept) = with_pool(&bench, (1, 0), || {
@@ -62,7 +62,7 @@ fn allocation_in_a_private_pool_is_all_of_its_memory_without_a_gap_freed_or_not(
 }
 
 #[test]
-fn allocation_in_a_plain_segment_says_so_and_its_base_is_the_segments() {
+fn address_lookup_in_a_cuda_malloc_segment_finds_the_segment() {
     let bench = Bench::new(Settings {
         expandable_segments: false,
         ..Settings::default()

@@ -1,4 +1,4 @@
-//! Blocks that several streams of one capture use, and `graph_capture_record_stream_reuse`.
+//! Reuse within a capture of blocks that several of its streams use (`graph_capture_record_stream_reuse`).
 
 mod sim_only {
     use crate::harness::gpu::{Bench, GIB, KIB, ok};
@@ -54,7 +54,6 @@ mod sim_only {
                 pool,
             }
         }
-
         fn allocate(&self, on: usize) -> u64 {
             let block = self
                 .bench
@@ -62,25 +61,20 @@ mod sim_only {
                 .allocate(SIZE as usize, self.streams[on]);
             block.unwrap_or_else(|shortage| panic!("{shortage}"))
         }
-
         fn free(&self, block: u64, on: usize) {
             let freed = self.bench.device().free(block, self.streams[on]);
             assert_eq!(freed, Ok(()));
         }
-
         fn uses(&self, block: u64, on: usize) {
             self.bench.gpu.fill(block, SIZE, 1, self.streams[on]);
         }
-
         fn copy(&self, to: u64, from: u64, on: usize) {
             self.bench.gpu.copy(to, from, SIZE, self.streams[on]);
         }
-
         fn record(&self, block: u64, on: usize) {
             let recorded = self.bench.device().record_use(block, self.streams[on]);
             assert_eq!(recorded, Ok(()));
         }
-
         /// What stream `later` does from now on comes after what `earlier` has done.
         fn join(&self, earlier: usize, later: usize) {
             assert!(
@@ -89,7 +83,6 @@ mod sim_only {
                     .order(self.streams[earlier], self.streams[later])
             );
         }
-
         fn end(self) -> CUgraph {
             let mut graph = null_mut();
             // SAFETY: writes a local.
@@ -119,9 +112,9 @@ mod sim_only {
     }
 
     #[test]
-    fn a_block_comes_back_once_its_other_stream_is_joined() {
+    fn capture_reuse_once_the_other_stream_is_joined() {
         for (reuse, kept) in [(true, false), (true, true), (false, false), (false, true)] {
-            let name = "a_block_comes_back_once_its_other_stream_is_joined";
+            let name = "capture_reuse_once_the_other_stream_is_joined";
             let Some(bench) = simulated(name, reuse) else {
                 return;
             };
@@ -163,8 +156,8 @@ mod sim_only {
     }
 
     #[test]
-    fn a_block_comes_back_only_when_all_its_streams_are_joined() {
-        let name = "a_block_comes_back_only_when_all_its_streams_are_joined";
+    fn capture_reuse_only_when_all_streams_are_joined() {
+        let name = "capture_reuse_only_when_all_streams_are_joined";
         let Some(bench) = simulated(name, true) else {
             return;
         };
@@ -201,8 +194,8 @@ mod sim_only {
 
     /// What a stream does after a block is freed is no use of it: to be joined with less is enough.
     #[test]
-    fn what_comes_after_the_free_does_not_count() {
-        let Some(bench) = simulated("what_comes_after_the_free_does_not_count", true) else {
+    fn capture_reuse_ignores_work_after_the_free() {
+        let Some(bench) = simulated("capture_reuse_ignores_work_after_the_free", true) else {
             return;
         };
         let streams = [(); 2].map(|()| bench.gpu.stream());
@@ -231,8 +224,8 @@ mod sim_only {
 
     /// Of work outside a capture its graph says nothing, nor does one graph of another's.
     #[test]
-    fn a_block_that_was_used_outside_the_capture_waits_for_its_end() {
-        let name = "a_block_that_was_used_outside_the_capture_waits_for_its_end";
+    fn capture_reuse_of_a_block_that_uncaptured_work_used_waits_for_the_captures_end() {
+        let name = "capture_reuse_of_a_block_that_uncaptured_work_used_waits_for_the_captures_end";
         for case in 0..5 {
             let Some(bench) = simulated(name, true) else {
                 return;
@@ -292,8 +285,8 @@ mod sim_only {
     /// Nothing that is known of one capture is taken for a later one's, and what it left waiting is free after
     /// it as ever.
     #[test]
-    fn what_a_capture_leaves_waits_as_ever() {
-        let Some(bench) = simulated("what_a_capture_leaves_waits_as_ever", true) else {
+    fn capture_reuse_state_ends_with_the_capture() {
+        let Some(bench) = simulated("capture_reuse_state_ends_with_the_capture", true) else {
             return;
         };
         let streams = [(); 2].map(|()| bench.gpu.stream());
@@ -322,8 +315,8 @@ mod sim_only {
 
     /// While another capture goes on, nothing says that one has ended but the next one's number.
     #[test]
-    fn a_capture_beside_others_gets_only_its_own_blocks_back() {
-        let name = "a_capture_beside_others_gets_only_its_own_blocks_back";
+    fn capture_reuse_beside_another_capture() {
+        let name = "capture_reuse_beside_another_capture";
         let Some(bench) = simulated(name, true) else {
             return;
         };
@@ -356,10 +349,10 @@ mod sim_only {
     /// Random captures on several streams: whatever is allocated is written by its own stream and used by
     /// others, which a race of any two at a launch would tell.
     #[test]
-    fn no_random_capture_reuses_what_a_branch_still_uses() {
+    fn capture_reuse_in_random_captures_never_races() {
         let mut reused = 0;
         for seed in 0..60 {
-            let name = "no_random_capture_reuses_what_a_branch_still_uses";
+            let name = "capture_reuse_in_random_captures_never_races";
             let Some(bench) = simulated(name, true) else {
                 return;
             };

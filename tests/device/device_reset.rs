@@ -1,5 +1,4 @@
-//! A device that starts over, since its context ends: nothing of before is left, and nothing of before is
-//! had again.
+//! `cudaDeviceReset` and the end of a context: no block survives, and none is handed out again.
 
 use crate::harness::gpu::{Bench, MIB};
 use concertina_engine::device::UnknownPointer;
@@ -10,7 +9,7 @@ use std::sync::Barrier;
 use std::thread;
 
 #[test]
-fn no_block_is_left_whether_cached_or_not() {
+fn device_reset_leaves_no_block() {
     for caching in [true, false] {
         let size = 4 * MIB;
         let bench = Bench::new(Settings {
@@ -39,7 +38,7 @@ fn no_block_is_left_whether_cached_or_not() {
 /// Threads go on freeing while the device starts over: what comes to lie in a thread's magazine, or on a
 /// stream cache, is given back with the rest, and not handed out once more from there.
 #[test]
-fn what_is_freed_meanwhile_is_had_once() {
+fn device_reset_while_threads_free() {
     // More than go behind one event; as many as have room on a stream cache.
     for (free, count) in [(Free::Relaxed, 200), (Free::Strict, 8)] {
         let bench = Bench::new(Settings {

@@ -1,10 +1,10 @@
-//! Plain segments: where the device cannot map memory, or the user does not want it.
+//! `expandable_segments:False`, and devices that cannot map memory: the pool consists of cudaMalloc segments.
 
 use crate::harness::gpu::{Bench, GIB, KIB, MIB};
 use crate::harness::random_program::{Plan, Runner};
 use concertina_engine::settings::Settings;
 
-fn plain() -> Settings {
+fn segments_setting() -> Settings {
     Settings {
         expandable_segments: false,
         ..Settings::default()
@@ -29,7 +29,7 @@ fn random_workload(bench: &Bench, operations: u64) {
 }
 
 /// Mapping is not used at all.
-fn assert_plain(bench: &Bench) {
+fn assert_nothing_mapped(bench: &Bench) {
     for call in ["cuMemCreate", "cuMemMap", "cuMemAddressReserve"] {
         assert_eq!(bench.calls(call), 0, "{call}");
     }
@@ -37,17 +37,17 @@ fn assert_plain(bench: &Bench) {
 }
 
 #[test]
-fn the_setting_turns_mapping_off() {
-    let bench = Bench::new(plain());
+fn expandable_segments_off_maps_nothing() {
+    let bench = Bench::new(segments_setting());
     bench.gpu.late();
     random_workload(&bench, 300);
-    assert_plain(&bench);
+    assert_nothing_mapped(&bench);
     bench.finish();
 }
 
 #[test]
-fn segments_are_torchs_sizes_and_are_split_and_joined() {
-    let bench = Bench::new(plain());
+fn expandable_segments_off_segments_have_torchs_sizes_and_are_split_and_coalesced() {
+    let bench = Bench::new(segments_setting());
     let stream = bench.gpu.stream();
     for (size, segment) in [
         (1, 2 * MIB),
@@ -74,10 +74,10 @@ fn segments_are_torchs_sizes_and_are_split_and_joined() {
 }
 
 #[test]
-fn a_request_gets_what_free_segments_gave_back() {
+fn expandable_segments_off_free_segments_make_way_for_a_larger_request() {
     let bench = Bench::new(Settings {
         limit: Some(100 << 20),
-        ..plain()
+        ..segments_setting()
     });
     let stream = bench.gpu.stream();
     let blocks: Vec<u64> = (0..5).map(|_| bench.allocate(20 * MIB, stream)).collect();
@@ -90,19 +90,19 @@ fn a_request_gets_what_free_segments_gave_back() {
 }
 
 mod sim_only {
-    use super::{assert_plain, random_workload};
+    use super::{assert_nothing_mapped, random_workload};
     use crate::harness::gpu::{Bench, GIB};
     use concertina_engine::settings::Settings;
     use concertina_sim::{Config, Pace};
 
     #[test]
-    fn a_device_without_virtual_memory_works() {
+    fn expandable_segments_off_on_a_device_without_virtual_memory() {
         let config = Config {
             memory: 2 * GIB,
             virtual_memory: false,
             ..Config::default()
         };
-        let name = "a_device_without_virtual_memory_works";
+        let name = "expandable_segments_off_on_a_device_without_virtual_memory";
         let Some(bench) = Bench::simulated(name, config, Settings::default()) else {
             return;
         };
@@ -110,7 +110,7 @@ mod sim_only {
             bench.machine().set_pace(pace);
             random_workload(&bench, 250);
         }
-        assert_plain(&bench);
+        assert_nothing_mapped(&bench);
         bench.finish();
     }
 }

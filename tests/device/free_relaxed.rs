@@ -1,17 +1,15 @@
-//! Blocks that are freed without waiting: nobody has one before the work is done that may use it, none
-//! is lost and none is had twice, whichever threads free and whoever looks meanwhile.
+//! `free:relaxed`: cudaFree returns at once, and a block is reused only after all work that was submitted before,
+//! whichever threads free.
 
-use crate::counters::identities;
+use crate::harness::accounts::identities;
 use crate::harness::gpu::{Bench, KIB, MIB, on_card};
 use crate::harness::random::Random;
-use concertina_engine::device::Call;
-use concertina_engine::device::Device;
-use concertina_engine::device::UnknownPointer;
+use concertina_engine::device::{Call, Device, UnknownPointer};
 use concertina_engine::settings::{Free, Settings};
 use std::sync::mpsc::Sender;
 use std::thread;
 
-fn bench() -> Bench {
+pub fn bench() -> Bench {
     Bench::new(Settings {
         free: Free::Relaxed,
         ..Settings::default()
@@ -23,7 +21,7 @@ fn live(device: &Device) -> u64 {
 }
 
 /// Gives back what was set aside, so that nothing is left.
-fn finish(bench: &Bench) {
+pub fn finish(bench: &Bench) {
     bench.gpu.settle();
     let device = bench.device();
     device.reclaim_deferred();
@@ -34,7 +32,7 @@ fn finish(bench: &Bench) {
 }
 
 #[test]
-fn a_block_comes_again_once_the_work_before_is_done() {
+fn free_relaxed_block_is_reused_once_earlier_work_is_done() {
     let bench = bench();
     let (gpu, device) = (&bench.gpu, bench.device());
     let (one, other) = (gpu.stream(), gpu.stream());
@@ -69,7 +67,7 @@ fn a_block_comes_again_once_the_work_before_is_done() {
 }
 
 #[test]
-fn an_event_serves_as_many_large_blocks_as_there_is_room_for() {
+fn free_relaxed_records_one_event_for_many_large_blocks() {
     let bench = bench();
     let device = bench.device();
     // What one thread's blocks may have before they get their event, which none but the first of these
@@ -98,7 +96,7 @@ fn an_event_serves_as_many_large_blocks_as_there_is_room_for() {
 }
 
 #[test]
-fn what_is_freed_is_no_block_any_more_whoever_asks() {
+fn free_relaxed_block_is_unknown_at_once() {
     let bench = bench();
     let device = bench.device();
     let size = 64 * KIB;
@@ -137,7 +135,7 @@ fn what_is_freed_is_no_block_any_more_whoever_asks() {
 
 /// A library may tell PyTorch which streams use memory that is not PyTorch's.
 #[test]
-fn a_block_of_no_streams_that_is_recorded_on_one_stays_the_programs() {
+fn record_stream_on_cuda_malloc_memory_keeps_it_allocated() {
     for free in [Free::Strict, Free::Relaxed] {
         let bench = Bench::new(Settings {
             free,
@@ -165,48 +163,8 @@ fn a_block_of_no_streams_that_is_recorded_on_one_stays_the_programs() {
     }
 }
 
-/// What was given back to no stream is used by nobody, and goes back to the driver whatever still runs. What a
-/// stream's work may use stays.
 #[test]
-fn what_no_stream_orders_goes_back_while_others_work() {
-    let bench = Bench::new(Settings::default());
-    let (gpu, device) = (&bench.gpu, bench.device());
-    let stream = gpu.stream();
-    let fill_up = || {
-        let blocks = (0..20).map(|_| device.allocate_unordered(20 << 20));
-        let blocks: Vec<u64> = blocks.map(|it| it.expect("memory")).collect();
-        for block in blocks {
-            assert_eq!(device.free_idle(block), Ok(()));
-        }
-        assert!(bench.reserved() >= 400 * MIB);
-    };
-    let used = bench.allocate(4 * MIB, stream);
-    fill_up();
-    let held = gpu.hold(&[stream]);
-    gpu.fill(used, 4 * MIB, 7, stream);
-    bench.free(used);
-    device.give_idle_back();
-    let kept = bench.reserved();
-    assert!((4 * MIB..40 * MIB).contains(&kept), "{kept}");
-    assert_eq!(bench.calls("cuCtxSynchronize"), 0);
-    held.let_go(stream);
-    gpu.settle();
-    device.give_idle_back();
-    assert_eq!(bench.reserved(), 0);
-    fill_up();
-    device.empty_cache();
-    assert_eq!(bench.reserved(), 0);
-    assert_eq!(
-        bench.calls("cuCtxSynchronize"),
-        0,
-        "there was nothing to wait for"
-    );
-    assert_eq!(device.check(), Ok(()));
-    bench.finish();
-}
-
-#[test]
-fn memory_that_is_set_aside_is_waited_for_rather_than_missed() {
+fn free_relaxed_memory_is_waited_for_under_a_limit() {
     let bench = Bench::new(Settings {
         free: Free::Relaxed,
         limit: Some(64 << 20),
@@ -233,7 +191,7 @@ fn memory_that_is_set_aside_is_waited_for_rather_than_missed() {
 }
 
 #[test]
-fn many_threads_and_those_who_look() {
+fn free_relaxed_from_many_threads_while_counters_are_read() {
     let bench = bench();
     let turns = if on_card() { 300 } else { 4000 };
     let (gpu, device) = (&bench.gpu, bench.device());

@@ -1,5 +1,5 @@
-//! The suite can fail: programs that break their word, and what notices. A card punishes such
-//! mistakes rarely and late, so these run on the simulated GPU only.
+//! The simulated GPU detects programs that misuse memory, so that the tests here can fail. A card punishes such
+//! mistakes rarely and late.
 
 mod sim_only {
     use crate::harness::gpu::{Bench, MIB};
@@ -20,8 +20,8 @@ mod sim_only {
 
     /// The other stream's write is not recorded, so the pool hands the block out again under it.
     #[test]
-    fn a_use_that_is_not_recorded_is_noticed() {
-        let Some(bench) = bench("a_use_that_is_not_recorded_is_noticed") else {
+    fn misuse_by_an_unrecorded_stream_is_detected() {
+        let Some(bench) = bench("misuse_by_an_unrecorded_stream_is_detected") else {
             return;
         };
         let gpu = &bench.gpu;
@@ -42,8 +42,8 @@ mod sim_only {
     }
 
     #[test]
-    fn a_use_after_free_is_noticed() {
-        let Some(bench) = bench("a_use_after_free_is_noticed") else {
+    fn misuse_after_free_is_detected() {
+        let Some(bench) = bench("misuse_after_free_is_detected") else {
             return;
         };
         let stream = bench.gpu.stream();
@@ -57,8 +57,8 @@ mod sim_only {
 
     /// The pool believes the free; the program uses the memory on, unordered, when it is unmapped.
     #[test]
-    fn memory_given_back_under_running_work_is_noticed() {
-        let Some(bench) = bench("memory_given_back_under_running_work_is_noticed") else {
+    fn misuse_of_unmapped_memory_is_detected() {
+        let Some(bench) = bench("misuse_of_unmapped_memory_is_detected") else {
             return;
         };
         let (gpu, machine) = (&bench.gpu, bench.machine());
@@ -74,8 +74,8 @@ mod sim_only {
     }
 
     #[test]
-    fn two_owners_of_one_byte_are_noticed() {
-        let Some(bench) = bench("two_owners_of_one_byte_are_noticed") else {
+    fn misuse_by_two_owners_of_one_byte_is_detected() {
+        let Some(bench) = bench("misuse_by_two_owners_of_one_byte_is_detected") else {
             return;
         };
         let block = bench.allocate(4 * MIB, bench.gpu.stream());

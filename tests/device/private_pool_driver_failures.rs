@@ -1,13 +1,10 @@
-//! Driver calls that fail where private pools come and go: each call at each of its uses.
+//! Driver failures in private pools: each call fails at each of its uses.
 
 mod sim_only {
     use crate::harness::gpu::{Bench, GIB, MIB};
     use crate::private_pools::with_pool;
     use concertina_engine::core::Found;
-    use concertina_engine::device::Device;
-    use concertina_engine::device::PoolId;
-    use concertina_engine::device::Route;
-    use concertina_engine::device::Supplier;
+    use concertina_engine::device::{Device, PoolId, Route, Supplier};
     use concertina_engine::driver::sys::CUresult;
     use concertina_engine::settings::Settings;
     use concertina_sim::{Config, Pace};
@@ -162,7 +159,6 @@ mod sim_only {
                 address
             })
         }
-
         fn take_back(&self, address: u64) {
             let known = self.out.lock().expect("no panic").remove(&address);
             assert!(known.is_some(), "{address:#x} is not out");
@@ -272,23 +268,23 @@ mod sim_only {
     }
 
     #[test]
-    fn closing_private_pools_survive_any_failing_call() {
+    fn driver_failure_while_private_pools_are_released() {
         sweep(pools_close);
     }
 
     #[test]
-    fn restoring_a_private_pool_survives_any_failing_call() {
+    fn driver_failure_while_a_private_pool_is_restored() {
         sweep(a_pool_is_restored);
     }
 
     #[test]
-    fn supplied_private_pools_survive_any_failing_call() {
+    fn driver_failure_in_private_pools_with_a_supplier() {
         sweep(pools_are_supplied);
     }
 
     /// What a failed mapping leaves behind cannot be undone at once either.
     #[test]
-    fn private_pools_survive_mappings_that_cannot_be_undone() {
+    fn driver_failure_while_private_pools_undo_a_mapping() {
         for job in [pools_close as Job, a_pool_is_restored] {
             for nth in 1..=60 {
                 for undo in ["cuMemUnmap", "cuMemRelease", "cuMemAddressFree"] {
@@ -302,8 +298,8 @@ mod sim_only {
     }
 
     #[test]
-    fn closing_private_pool_is_freed_at_the_next_chance_if_unmapping_fails() {
-        let name = "closing_private_pool_is_freed_at_the_next_chance_if_unmapping_fails";
+    fn driver_failure_of_unmapping_a_released_pool_is_retried() {
+        let name = "driver_failure_of_unmapping_a_released_pool_is_retried";
         for call in ["cuMemUnmap", "cuMemRelease", "cuCtxSynchronize"] {
             let Some(bench) = Bench::simulated(name, Config::default(), Settings::default()) else {
                 return;

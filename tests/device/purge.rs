@@ -1,5 +1,4 @@
-//! Idle memory goes back to the driver after a while, if that is asked for. The tests say what time it
-//! is.
+//! Purge: memory that has been free for a while returns to the driver. The tests say what time it is.
 
 use crate::harness::gpu::{Bench, MIB, every_other};
 use crate::private_pools::with_pool;
@@ -7,22 +6,22 @@ use concertina_engine::settings::Settings;
 use std::time::Duration;
 
 /// How long memory may lie idle here, in seconds.
-const PATIENCE: u64 = 100;
+const TIMEOUT: u64 = 100;
 
 /// How often it is looked after.
 const INTERVAL: u64 = 25;
 
 /// What the thread does that gives idle memory back, at a time in seconds.
-fn tend(bench: &Bench, now: u64) {
-    let (now, patience) = (Duration::from_secs(now), Duration::from_secs(PATIENCE));
+fn purge_at(bench: &Bench, now: u64) {
+    let (now, patience) = (Duration::from_secs(now), Duration::from_secs(TIMEOUT));
     while bench.device().purge_idle(now, patience) {}
     assert_eq!(bench.device().check(), Ok(()));
 }
 
 /// The same from one time to another. `meanwhile` the program does something after each time.
-fn tend_from(bench: &Bench, from: u64, to: u64, mut meanwhile: impl FnMut()) {
+fn purge_from(bench: &Bench, from: u64, to: u64, mut meanwhile: impl FnMut()) {
     for now in (from..to).step_by(INTERVAL as usize) {
-        tend(bench, now);
+        purge_at(bench, now);
         meanwhile();
     }
 }
@@ -40,7 +39,7 @@ fn peak(bench: &Bench, count: usize, stream: u64) {
 }
 
 #[test]
-fn what_lies_idle_for_long_goes_back_and_no_earlier() {
+fn purge_returns_idle_memory_after_the_timeout_and_no_earlier() {
     for chunk in [0, 2 * MIB, 64 * MIB] {
         let bench = Bench::new(Settings {
             chunk_size: chunk as usize,
@@ -49,10 +48,10 @@ fn what_lies_idle_for_long_goes_back_and_no_earlier() {
         let stream = bench.gpu.stream();
         peak(&bench, 50, stream);
         let held = bench.reserved();
-        tend_from(&bench, 0, PATIENCE, || ());
+        purge_from(&bench, 0, TIMEOUT, || ());
         assert_eq!(bench.reserved(), held, "given back too early");
         let before = bench.gpu.free_bytes();
-        tend_from(&bench, PATIENCE, 2 * PATIENCE, || ());
+        purge_from(&bench, TIMEOUT, 2 * TIMEOUT, || ());
         assert_eq!(bench.reserved(), 0, "kept");
         // A card may have other users.
         let more = bench.gpu.free_bytes().saturating_sub(before);
@@ -65,7 +64,7 @@ fn what_lies_idle_for_long_goes_back_and_no_earlier() {
 }
 
 #[test]
-fn what_is_used_now_and_then_stays() {
+fn purge_spares_memory_that_is_used_now_and_then() {
     let bench = Bench::new(Settings::default());
     let stream = bench.gpu.stream();
     peak(&bench, 50, stream);
@@ -79,10 +78,10 @@ fn what_is_used_now_and_then_stays() {
         }
         bench.gpu.settle();
     };
-    tend_from(&bench, 0, 4 * PATIENCE, use_some);
+    purge_from(&bench, 0, 4 * TIMEOUT, use_some);
     let (held, created) = (bench.reserved(), bench.calls("cuMemCreate"));
     assert!(held < 80 * MIB, "{held} bytes are kept");
-    tend_from(&bench, 4 * PATIENCE, 12 * PATIENCE, use_some);
+    purge_from(&bench, 4 * TIMEOUT, 12 * TIMEOUT, use_some);
     assert_eq!(bench.reserved(), held);
     assert_eq!(
         bench.calls("cuMemCreate"),
@@ -95,7 +94,7 @@ fn what_is_used_now_and_then_stays() {
 
 /// Memory at rest meets any request that it can meet, as if it were not.
 #[test]
-fn what_is_at_rest_is_there_when_it_is_wanted() {
+fn purged_memory_is_reused_on_a_miss() {
     let bench = Bench::new(Settings {
         chunk_size: 2 << 20,
         ..Settings::default()
@@ -109,8 +108,8 @@ fn what_is_at_rest_is_there_when_it_is_wanted() {
     bench.gpu.settle();
     let held = bench.reserved();
     // The second time the device is known to be idle, and the chunks are put to rest.
-    tend(&bench, 0);
-    tend(&bench, PATIENCE - 1);
+    purge_at(&bench, 0);
+    purge_at(&bench, TIMEOUT - 1);
     let small = bench.allocate(512, b);
     let middle = bench.allocate(8 * MIB, b);
     assert_eq!(bench.reserved(), held);
@@ -127,42 +126,42 @@ fn what_is_at_rest_is_there_when_it_is_wanted() {
 }
 
 #[test]
-fn what_running_work_uses_stays() {
+fn purge_spares_memory_of_running_work() {
     let bench = Bench::new(Settings::default());
     let (gpu, stream) = (&bench.gpu, bench.gpu.stream());
     let block = bench.allocate(40 * MIB, stream);
     let held = gpu.hold(&[stream]);
     gpu.fill(block, 40 * MIB, 7, stream);
     bench.free(block);
-    tend_from(&bench, 0, 5 * PATIENCE, || ());
+    purge_from(&bench, 0, 5 * TIMEOUT, || ());
     assert_eq!(bench.reserved(), 40 * MIB);
     held.release();
-    tend_from(&bench, 5 * PATIENCE, 7 * PATIENCE, || ());
+    purge_from(&bench, 5 * TIMEOUT, 7 * TIMEOUT, || ());
     assert_eq!(bench.reserved(), 0);
     bench.finish();
 }
 
 #[test]
-fn a_private_pool_keeps_its_memory_and_nothing_goes_back_while_it_is_filled() {
+fn purge_spares_private_pools_and_waits_while_one_is_filled() {
     let bench = Bench::new(Settings::default());
     let stream = bench.gpu.stream();
     peak(&bench, 10, stream);
     let held = bench.reserved();
     with_pool(&bench, (1, 0), || {
         // No allocation yet, so a capture is to be feared.
-        tend_from(&bench, 0, 5 * PATIENCE, || ());
+        purge_from(&bench, 0, 5 * TIMEOUT, || ());
         assert_eq!(bench.reserved(), held);
         let block = bench.allocate(6 * MIB, stream);
         bench.free(block);
     });
-    tend_from(&bench, 5 * PATIENCE, 10 * PATIENCE, || ());
+    purge_from(&bench, 5 * TIMEOUT, 10 * TIMEOUT, || ());
     assert_eq!(bench.reserved(), 6 * MIB, "the private pool's");
     bench.device().release_pool((1, 0));
     bench.finish();
 }
 
 #[test]
-fn plain_segments_stay() {
+fn purge_spares_segments_with_expandable_segments_off() {
     let bench = Bench::new(Settings {
         expandable_segments: false,
         ..Settings::default()
@@ -170,13 +169,13 @@ fn plain_segments_stay() {
     let stream = bench.gpu.stream();
     peak(&bench, 4, stream);
     let held = bench.reserved();
-    tend_from(&bench, 0, 5 * PATIENCE, || ());
+    purge_from(&bench, 0, 5 * TIMEOUT, || ());
     assert_eq!(bench.reserved(), held);
     bench.finish();
 }
 
 mod sim_only {
-    use super::{INTERVAL, PATIENCE, peak, tend_from};
+    use super::{INTERVAL, TIMEOUT, peak, purge_from};
     use crate::harness::gpu::{Bench, MIB};
     use concertina_engine::driver::sys::{CUresult, CUstream};
     use concertina_engine::settings::Settings;
@@ -184,9 +183,9 @@ mod sim_only {
 
     /// The simulated machine calls whatever would break a capture a violation, on any thread.
     #[test]
-    fn no_capture_is_broken() {
+    fn purge_breaks_no_capture() {
         let Some(bench) = Bench::simulated(
-            "no_capture_is_broken",
+            "purge_breaks_no_capture",
             Config::default(),
             Settings::default(),
         ) else {
@@ -201,14 +200,14 @@ mod sim_only {
         peak(&bench, 10, stream);
         let held = bench.reserved();
         machine.set_capturing(blocking, true);
-        tend_from(&bench, 0, 5 * PATIENCE, || ());
+        purge_from(&bench, 0, 5 * TIMEOUT, || ());
         machine.set_capturing(blocking, false);
         assert_eq!(bench.reserved(), held);
-        tend_from(&bench, 5 * PATIENCE, 7 * PATIENCE, || ());
+        purge_from(&bench, 5 * TIMEOUT, 7 * TIMEOUT, || ());
         assert_eq!(bench.reserved(), 0);
         // Of any other stream, as long as memory is asked for now and then.
         machine.set_capturing(stream as CUstream, true);
-        tend_from(&bench, 7 * PATIENCE, 11 * PATIENCE, || {
+        purge_from(&bench, 7 * TIMEOUT, 11 * TIMEOUT, || {
             let blocks = [3 * MIB, 50 * MIB].map(|size| bench.allocate(size, stream));
             for block in blocks {
                 bench.free(block);
@@ -216,17 +215,17 @@ mod sim_only {
         });
         machine.set_capturing(stream as CUstream, false);
         assert_eq!(machine.violations(), Vec::<String>::new());
-        tend_from(&bench, 11 * PATIENCE, 13 * PATIENCE, || ());
+        purge_from(&bench, 11 * TIMEOUT, 13 * TIMEOUT, || ());
         assert_eq!(bench.reserved(), 0);
         bench.finish();
     }
 
     /// A driver that does not take memory back is asked again, and nothing is lost meanwhile.
     #[test]
-    fn the_driver_may_refuse() {
+    fn purge_survives_driver_failures() {
         for call in ["cuMemUnmap", "cuMemRelease", "cuCtxRecordEvent"] {
             let Some(bench) = Bench::simulated(
-                "the_driver_may_refuse",
+                "purge_survives_driver_failures",
                 Config::default(),
                 Settings::default(),
             ) else {
@@ -236,11 +235,11 @@ mod sim_only {
             peak(&bench, 10, stream);
             let machine = bench.machine();
             machine.fail_every(call, CUresult::CUDA_ERROR_UNKNOWN);
-            tend_from(&bench, 0, 3 * PATIENCE, || ());
+            purge_from(&bench, 0, 3 * TIMEOUT, || ());
             machine.clear_failures();
             let block = bench.allocate(150 * MIB, stream);
             bench.free(block);
-            tend_from(&bench, 3 * PATIENCE, 5 * PATIENCE + INTERVAL, || ());
+            purge_from(&bench, 3 * TIMEOUT, 5 * TIMEOUT + INTERVAL, || ());
             assert_eq!(bench.reserved(), 0, "{call}");
             bench.finish();
         }

@@ -1,20 +1,16 @@
-//! The state of a private pool, and going back to it.
+//! Restore: a private pool returns to an earlier state, as PyTorch's checkpoints of CUDA graph trees do.
 
-use crate::harness::gpu::{Bench, KIB, MIB, ok, on_card};
+use crate::harness::gpu::{Bench, KIB, MIB, on_card};
 use crate::harness::random::Random;
 use crate::private_pools::with_pool;
 use concertina_engine::core::Found;
-use concertina_engine::device::NotRestored;
-use concertina_engine::device::PoolId;
-use concertina_engine::device::Route;
+use concertina_engine::device::{NotRestored, PoolId, Route};
 use concertina_engine::settings::Settings;
-use concertina_sim::Config;
-use std::ptr;
 
 const POOL: PoolId = (1, 0);
 
 /// Goes back, and allocates what was in use then, in that order.
-fn restore(bench: &Bench, blocks: &[Found]) -> Result<(), NotRestored> {
+fn restore_and_allocate(bench: &Bench, blocks: &[Found]) -> Result<(), NotRestored> {
     let device = bench.device();
     let route = Route {
         pool: POOL,
@@ -71,7 +67,7 @@ fn random_states(settings: Settings, seed: u64) {
         // Another branch: some die, others come and die.
         with_pool(&bench, POOL, || churn(&mut live, 40));
         live.drain(..).for_each(|block| bench.free(block));
-        assert_eq!(restore(&bench, &state), Ok(()));
+        assert_eq!(restore_and_allocate(&bench, &state), Ok(()));
         assert_eq!(device.check(), Ok(()));
         assert_eq!(
             sorted(device.pool_blocks(POOL).unwrap()),
@@ -104,14 +100,14 @@ fn random_states(settings: Settings, seed: u64) {
 }
 
 #[test]
-fn a_pool_goes_back_to_an_earlier_state() {
+fn restore_returns_a_private_pool_to_an_earlier_state() {
     for seed in 0..if on_card() { 1 } else { 6 } {
         random_states(Settings::default(), seed);
     }
 }
 
 #[test]
-fn so_does_a_pool_of_plain_segments() {
+fn restore_with_expandable_segments_off() {
     for seed in 0..if on_card() { 1 } else { 6 } {
         let settings = Settings {
             expandable_segments: false,
@@ -123,7 +119,7 @@ fn so_does_a_pool_of_plain_segments() {
 
 /// A block of the earlier state that was freed and is still used by another stream is waited for.
 #[test]
-fn what_other_streams_still_use_is_waited_for() {
+fn restore_waits_for_other_streams() {
     let bench = Bench::new(Settings::default());
     let (device, a, b) = (bench.device(), bench.gpu.stream(), bench.gpu.stream());
     let block = with_pool(&bench, POOL, || bench.allocate(MIB, a));
@@ -133,7 +129,7 @@ fn what_other_streams_still_use_is_waited_for() {
     assert_eq!(device.record_use(block, b), Ok(()));
     bench.free(block);
     assert_eq!(device.pool_blocks(POOL), Some(Vec::new()));
-    assert_eq!(restore(&bench, &state), Ok(()));
+    assert_eq!(restore_and_allocate(&bench, &state), Ok(()));
     bench.gpu.fill(block, MIB, 2, a);
     bench.gpu.expect(block, MIB, 2, a);
     bench.free(block);
@@ -141,30 +137,8 @@ fn what_other_streams_still_use_is_waited_for() {
     bench.finish();
 }
 
-/// While a stream that waits for the default one is captured, of that nothing can be asked.
 #[test]
-fn the_default_streams_blocks_are_handed_out_beside_a_capture() {
-    let name = "the_default_streams_blocks_are_handed_out_beside_a_capture";
-    let Some(bench) = Bench::simulated(name, Config::default(), Settings::default()) else {
-        return;
-    };
-    let block = with_pool(&bench, POOL, || bench.allocate(MIB, 0));
-    let state = bench.device().pool_blocks(POOL).unwrap();
-    bench.free(block);
-    let mut captured = ptr::null_mut();
-    // SAFETY: `captured` outlives the call; without a flag the stream waits for the default one.
-    ok(unsafe { (bench.gpu.functions.cuStreamCreate)(&mut captured, 0) });
-    bench.machine().set_capturing(captured as _, true);
-    assert_eq!(restore(&bench, &state), Ok(()));
-    bench.machine().set_capturing(captured as _, false);
-    bench.free(block);
-    bench.gpu.destroy(captured as u64);
-    bench.device().release_pool(POOL);
-    bench.finish();
-}
-
-#[test]
-fn what_cannot_be_is_refused_and_changes_nothing() {
+fn restore_that_is_refused_changes_nothing() {
     let bench = Bench::new(Settings::default());
     let (device, stream) = (bench.device(), bench.gpu.stream());
     let [first, second] = with_pool(&bench, POOL, || {
@@ -174,21 +148,58 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     let state = sorted(device.pool_blocks(POOL).unwrap());
     bench.free(first);
     let taken = Err(NotRestored::Taken(second));
-    assert_eq!(restore(&bench, &state), taken, "in use");
+    assert_eq!(restore_and_allocate(&bench, &state), taken, "in use");
     bench.free(second);
     let elsewhere = |start| Found { start, ..state[0] };
     for start in [outside, outside + MIB, 0, u64::MAX - 511] {
         let blocks = [state[1], elsewhere(start)];
-        assert_eq!(restore(&bench, &blocks), Err(NotRestored::Taken(start)));
+        assert_eq!(
+            restore_and_allocate(&bench, &blocks),
+            Err(NotRestored::Taken(start))
+        );
     }
     let twice = [state[0], elsewhere(state[0].start + 512)];
     let overlapping = Err(NotRestored::Taken(twice[1].start));
-    assert_eq!(restore(&bench, &twice), overlapping);
+    assert_eq!(restore_and_allocate(&bench, &twice), overlapping);
     assert_eq!(device.pool_blocks(POOL), Some(Vec::new()));
     assert_eq!(device.check(), Ok(()));
     assert_eq!(device.pool_blocks((9, 9)), None);
     bench.free(outside);
     device.release_pool(POOL);
-    assert_eq!(restore(&bench, &state), Err(NotRestored::NoPool));
+    assert_eq!(
+        restore_and_allocate(&bench, &state),
+        Err(NotRestored::NoPool)
+    );
     bench.finish();
+}
+
+mod sim_only {
+    use super::{POOL, restore_and_allocate};
+    use crate::harness::gpu::{Bench, MIB, ok};
+    use crate::private_pools::with_pool;
+    use concertina_engine::settings::Settings;
+    use concertina_sim::Config;
+    use std::ptr;
+
+    /// While a stream that waits for the default one is captured, of that nothing can be asked.
+    #[test]
+    fn restore_beside_a_capture_returns_the_default_streams_blocks() {
+        let name = "restore_beside_a_capture_returns_the_default_streams_blocks";
+        let Some(bench) = Bench::simulated(name, Config::default(), Settings::default()) else {
+            return;
+        };
+        let block = with_pool(&bench, POOL, || bench.allocate(MIB, 0));
+        let state = bench.device().pool_blocks(POOL).unwrap();
+        bench.free(block);
+        let mut captured = ptr::null_mut();
+        // SAFETY: `captured` outlives the call; without a flag the stream waits for the default one.
+        ok(unsafe { (bench.gpu.functions.cuStreamCreate)(&mut captured, 0) });
+        bench.machine().set_capturing(captured as _, true);
+        assert_eq!(restore_and_allocate(&bench, &state), Ok(()));
+        bench.machine().set_capturing(captured as _, false);
+        bench.free(block);
+        bench.gpu.destroy(captured as u64);
+        bench.device().release_pool(POOL);
+        bench.finish();
+    }
 }

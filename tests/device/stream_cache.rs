@@ -1,7 +1,7 @@
-//! Blocks that go back and come again without the pool: none is lost, none is had twice, whatever a
-//! stream's predictors are and whoever frees.
+//! The stream cache: blocks of exact sizes are freed and allocated again without the pool. None is lost or handed
+//! out twice, whichever thread frees.
 
-use crate::counters::identities;
+use crate::harness::accounts::identities;
 use crate::harness::gpu::{Bench, KIB, MIB, on_card};
 use crate::harness::random::Random;
 use concertina_engine::device::UnknownPointer;
@@ -24,7 +24,7 @@ impl Live {
 }
 
 #[test]
-fn habits_come_and_go() {
+fn stream_cache_under_changing_sizes_and_streams() {
     let bench = Bench::new(Settings::default());
     let (device, streams) = (bench.device(), [bench.gpu.stream(), bench.gpu.stream()]);
     let (mut live, mut random) = (Live::default(), Random::new(7));
@@ -75,7 +75,7 @@ fn habits_come_and_go() {
 }
 
 #[test]
-fn what_lies_on_a_shelf_is_no_block_any_more_whoever_asks() {
+fn stream_cache_blocks_are_unknown_to_address_lookup() {
     let bench = Bench::new(Settings::default());
     let (device, stream) = (bench.device(), bench.gpu.stream());
     for size in [64 * KIB, MIB / 2] {
@@ -96,7 +96,7 @@ fn what_lies_on_a_shelf_is_no_block_any_more_whoever_asks() {
 }
 
 #[test]
-fn threads_on_one_stream_share_its_shelf() {
+fn stream_cache_shared_by_threads_of_one_stream() {
     let bench = Bench::new(Settings::default());
     let stream = bench.gpu.stream();
     let turns = if on_card() { 300 } else { 3000 };

@@ -1,9 +1,7 @@
-//! Private pools whose memory somebody else supplies.
+//! Private pools whose memory a supplier allocates (`torch.cuda.memory.CUDAPluggableAllocator` in a `MemPool`).
 
 use crate::harness::gpu::{Bench, Gpu, MIB, ok};
-use concertina_engine::device::OutOfMemory;
-use concertina_engine::device::Route;
-use concertina_engine::device::Supplier;
+use concertina_engine::device::{OutOfMemory, Route, Supplier};
 use concertina_engine::settings::Settings;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -105,7 +103,7 @@ fn in_every_mode(body: impl Fn(Settings)) {
 }
 
 #[test]
-fn its_memory_is_the_suppliers_and_is_kept_until_the_pool_goes() {
+fn supplier_memory_is_held_until_the_pool_is_released() {
     in_every_mode(|settings| {
         let (bench, source) = bench(settings, u64::MAX);
         let stream = bench.gpu.stream();
@@ -142,7 +140,7 @@ fn its_memory_is_the_suppliers_and_is_kept_until_the_pool_goes() {
 }
 
 #[test]
-fn what_is_not_supplied_is_out_of_memory_and_changes_nothing() {
+fn supplier_that_refuses_is_out_of_memory_and_changes_nothing() {
     in_every_mode(|settings| {
         let (bench, source) = bench(settings, 40 * MIB);
         let stream = bench.gpu.stream();
@@ -167,7 +165,7 @@ fn what_is_not_supplied_is_out_of_memory_and_changes_nothing() {
 
 /// The supplier has no more, and what is free is another stream's, which is not done with it.
 #[test]
-fn what_another_stream_freed_is_waited_for_rather_than_missed() {
+fn supplier_pool_waits_for_another_stream_before_out_of_memory() {
     in_every_mode(|settings| {
         let (bench, source) = bench(settings, 12 * MIB);
         let [stream, other] = [(); 2].map(|()| bench.gpu.stream());
@@ -187,7 +185,7 @@ fn what_another_stream_freed_is_waited_for_rather_than_missed() {
 }
 
 #[test]
-fn the_limit_holds_for_it_too() {
+fn supplier_memory_counts_to_the_limit() {
     let settings = Settings {
         limit: Some(64 << 20),
         ..Settings::default()

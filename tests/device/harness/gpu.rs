@@ -23,6 +23,14 @@ pub const GIB: u64 = 1 << 30;
 /// What a test may take of a card that others may use as well.
 const SHARE_OF_A_CARD: usize = 6 << 30;
 
+/// A simulated GPU with this many bytes of memory.
+pub fn config_with_memory(memory: u64) -> Config {
+    Config {
+        memory,
+        ..Config::default()
+    }
+}
+
 /// Whether the tests run on a card rather than the simulated GPU.
 pub fn on_card() -> bool {
     std::env::var_os("CONCERTINA_TEST_DRIVER").is_some_and(|driver| driver == "cuda")

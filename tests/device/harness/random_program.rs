@@ -2,7 +2,7 @@
 //! device, by one thread. It keeps its own account of what is live and where, and checks what it
 //! gets: alignment, overlap, contents, and (in the simulation) the order of all work.
 
-use crate::counters::Accounts;
+use crate::harness::accounts::Accounts;
 use crate::harness::gpu::{Gpu, KIB, MIB, rounded};
 use crate::harness::random::Random;
 use concertina_engine::core::Origin;
