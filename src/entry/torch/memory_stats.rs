@@ -3,7 +3,7 @@
 
 use super::symbols::Library;
 use crate::entry::panic_guard::guard;
-use concertina_engine::core::Counters;
+use concertina_engine::core::PoolStats;
 use concertina_engine::device::Device;
 use concertina_engine::process::allocator::allocator_in_use;
 use concertina_engine::process::settings::process_settings;
@@ -57,11 +57,11 @@ pub fn note_emptied() {
 }
 
 /// What is counted of a device; of one that was not used yet, no more than those waits.
-pub fn counters(device: c_int) -> Counters {
+pub fn counters(device: c_int) -> PoolStats {
     let counters = used(device).map(|it| it.figures().counters);
     let mut counters = counters.unwrap_or_default();
     let emptied = EMPTIED.get(device as usize);
-    counters.events.syncs += emptied.map_or(0, |it| it.load(Relaxed));
+    counters.counts.syncs += emptied.map_or(0, |it| it.load(Relaxed));
     counters
 }
 

@@ -6,7 +6,7 @@
 
 use super::memory_stats::{Take, hand_over, used};
 use crate::entry::panic_guard::guard;
-use concertina_engine::core::Found;
+use concertina_engine::core::BlockInfo;
 use concertina_engine::core::StreamKey;
 use concertina_engine::device::NotRestored;
 use concertina_engine::device::PoolId;
@@ -24,8 +24,8 @@ pub extern "C" fn pool_blocks(device: c_int, graph: c_ulonglong, user: c_ulonglo
     guard((), || {
         let blocks = used(device).and_then(|device| device.pool_blocks((graph, user)));
         let blocks = blocks.map_or(Value::Null, |blocks| {
-            let numbers = |it: Found| {
-                let Found {
+            let numbers = |it: BlockInfo| {
+                let BlockInfo {
                     start,
                     size,
                     requested,
@@ -63,9 +63,9 @@ pub unsafe extern "C" fn restore(
             // SAFETY: as promised by the caller.
             _ => unsafe { std::slice::from_raw_parts(blocks, count) },
         };
-        let blocks: Vec<Found> = blocks
+        let blocks: Vec<BlockInfo> = blocks
             .iter()
-            .map(|[start, size, requested, handle, id]| Found {
+            .map(|[start, size, requested, handle, id]| BlockInfo {
                 start: *start,
                 size: *size,
                 requested: *requested,

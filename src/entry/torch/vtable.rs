@@ -17,7 +17,7 @@ use super::{
     mempool_allocator, release, usable,
 };
 use crate::entry::panic_guard::guard;
-use concertina_engine::core::{Counters, Flow};
+use concertina_engine::core::{PoolStats, Stat};
 use concertina_engine::process::allocator::is_uncached;
 use concertina_engine::process::allocator::set_uncached;
 use concertina_engine::process::stats::by_name;
@@ -523,11 +523,11 @@ extern "C" fn set_memory_fraction(_: This, fraction: c_double, device: i8) {
 
 /// The statistics as PyTorch's class; `None` where there is no libstdc++ for what is in it.
 fn device_stats<const BY_POOL: usize, const REJECTIONS: usize>(
-    counters: &Counters,
+    counters: &PoolStats,
 ) -> Option<DeviceStats<BY_POOL, REJECTIONS>> {
     let pools = [&counters.all, &counters.small, &counters.large].map(by_name);
     let figure =
-        |flow: &Flow| [flow.current, flow.peak, flow.allocated, flow.freed].map(|it| it as i64);
+        |flow: &Stat| [flow.current, flow.peak, flow.allocated, flow.freed].map(|it| it as i64);
     let figures = |at: usize| -> Figures { array::from_fn(|pool| figure(pools[pool][at].1)) };
     let maps: Option<Vec<PoolMap>> = (0..BY_POOL).map(|_| PoolMap::empty()).collect();
     Some(DeviceStats {
