@@ -1,7 +1,7 @@
 //! The command `concertina`.
 //!
-//! Exit status: 0 on success, 1 if something could not be done (a line on standard error says what), 2 for a mistake in
-//! the arguments or the environment. `run` exits with the status of its program.
+//! Exit status: 0 on success, 1 if something could not be done (a line on standard error says what), 2 for a
+//! mistake in the arguments or the environment. `run` exits with the status of its program.
 
 mod measured;
 mod ranks;

@@ -13,8 +13,8 @@ pub struct Report {
     pub device: String,
     /// The time that each pass took.
     pub times: Vec<Duration>,
-    /// The pool's statistics at the end of each pass, also of one that did not complete. Their peaks are those of the
-    /// pass, their sums those since the start.
+    /// The pool's statistics at the end of each pass, also of one that did not complete. Their peaks are
+    /// those of the pass, their sums those since the start.
     pub figures: Vec<Figures>,
     /// Why the trace did not complete.
     pub stopped: Option<String>,

@@ -1,8 +1,8 @@
-//! `concertina replay`: replays recorded allocation traces on the pool, with a simulated GPU or a real one, and reports
-//! memory and time.
+//! `concertina replay`: replays recorded allocation traces on the pool, with a simulated GPU or a real one,
+//! and reports memory and time.
 //!
-//! A replay allocates and frees exactly what the trace says, on streams made for it; only the loop over the events is
-//! timed. All figures are the pool's statistics.
+//! A replay allocates and frees exactly what the trace says, on streams made for it; only the loop over the
+//! events is timed. All figures are the pool's statistics.
 
 use crate::measured::{Report, Table};
 use crate::print_error;
@@ -98,8 +98,8 @@ impl Environment {
     }
 }
 
-/// Replays every trace and writes its results to `out`. False if one could not be read or did not complete, or if the
-/// statistics could not be written; lines on standard error say so.
+/// Replays every trace and writes its results to `out`. False if one could not be read or did not complete,
+/// or if the statistics could not be written; lines on standard error say so.
 pub fn run(
     options: &Options,
     surroundings: &Environment,

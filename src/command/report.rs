@@ -16,9 +16,9 @@ pub struct Options {
     pub json: bool,
 }
 
-/// Writes which files were read, a table of the processes, one of their devices, and the processes' and the library's
-/// calls in total; or all of that as JSON. Files that are not statistics are named on standard error; false if there is
-/// one.
+/// Writes which files were read, a table of the processes, one of their devices, and the processes' and the
+/// library's calls in total; or all of that as JSON. Files that are not statistics are named on standard
+/// error; false if there is one.
 pub fn run(options: &Options, out: &mut impl Write) -> io::Result<bool> {
     let files = &options.files;
     let mut processes = Vec::new();
@@ -209,7 +209,8 @@ fn others(device: &Value) -> Option<u64> {
     most.filter(|most| *most > 0)
 }
 
-/// The table of devices, a row for each device of each process. It has a column of other libraries if there are any.
+/// The table of devices, a row for each device of each process. It has a column of other libraries if there
+/// are any.
 fn memory(processes: &[Value]) -> Vec<Row> {
     const OTHERS: &str = "by other libraries";
     let heads = [

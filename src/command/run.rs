@@ -1,5 +1,5 @@
-//! `concertina run`: starts a program with the library preloaded. If it is Python, or starts Python, concertina is
-//! attached to PyTorch there.
+//! `concertina run`: starts a program with the library preloaded. If it is Python, or starts Python,
+//! concertina is attached to PyTorch there.
 
 use concertina_engine::process::stats_output;
 use concertina_engine::process::stats_path;
@@ -34,8 +34,8 @@ pub struct Options {
 /// The exit status for a mistake of the user's.
 const MISTAKE: u8 = 2;
 
-/// Replaces this process by the program. Returns only if that fails: one line that says why, and the exit status that a
-/// shell would use.
+/// Replaces this process by the program. Returns only if that fails: one line that says why, and the exit
+/// status that a shell would use.
 pub fn run(options: &Options) -> (String, ExitCode) {
     let library = match library(options.library.as_deref()) {
         Ok(library) => library,
@@ -120,8 +120,8 @@ fn wrong_stats(option: Option<&OsStr>) -> Option<String> {
     Some(format!("{name}: {}", failure.line))
 }
 
-/// Why a file is not concertina's library, if it is not: the dynamic linker would only print a warning, and the program
-/// would run without it.
+/// Why a file is not concertina's library, if it is not: the dynamic linker would only print a warning, and
+/// the program would run without it.
 fn wrong_library(library: &Path) -> Option<String> {
     let name = CString::new(library.as_os_str().as_bytes()).ok()?;
     // In this process the library is to print nothing, and to write nothing at exit.
@@ -155,8 +155,8 @@ fn joined(first: &Path, variable: &str) -> OsString {
     joined
 }
 
-/// The library: the one that the option or `CONCERTINA_LIBRARY` names, or one beside this command, in the `lib` beside its
-/// directory, or where pip installs it with the command.
+/// The library: the one that the option or `CONCERTINA_LIBRARY` names, or one beside this command, in the
+/// `lib` beside its directory, or where pip installs it with the command.
 fn library(named: Option<&Path>) -> Result<PathBuf, (String, u8)> {
     let named = named.map(Path::to_path_buf).or_else(|| {
         let variable = env::var_os("CONCERTINA_LIBRARY").filter(|path| !path.is_empty());
@@ -200,8 +200,8 @@ fn beside_command() -> Option<PathBuf> {
     places.find_map(|place| place.canonicalize().ok())
 }
 
-/// The directory to add to `PYTHONPATH`: in the Python module that contains the library, or one that was installed with
-/// this command, or that of this source tree.
+/// The directory to add to `PYTHONPATH`: in the Python module that contains the library, or one that was
+/// installed with this command, or that of this source tree.
 fn startup(library: &Path) -> Option<PathBuf> {
     let command = own_directory()?;
     let beside = library.parent().map(Path::to_path_buf);

@@ -5,9 +5,9 @@
 //! SIZE bytes on stream number STREAM, `f ID` frees. Ids count up from 1; what is never freed is
 //! live at the end.
 //!
-//! A file is either read to its end and consistent, or refused with one line that says what is wrong and what is
-//! allowed. Reading takes memory in proportion to the events, whatever is in the file: the length of a line is limited,
-//! also inside gzip.
+//! A file is either read to its end and consistent, or refused with one line that says what is wrong and what
+//! is allowed. Reading takes memory in proportion to the events, whatever is in the file: the length of a
+//! line is limited, also inside gzip.
 
 use flate2::bufread::GzDecoder;
 use std::fs::File;

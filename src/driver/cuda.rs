@@ -1,4 +1,5 @@
-//! Loading the CUDA driver, `libcuda.so.1`, at run time: nothing of CUDA is needed to build or to load the library.
+//! Loading the CUDA driver, `libcuda.so.1`, at run time: nothing of CUDA is needed to build or to load the
+//! library.
 
 use crate::Functions;
 use crate::driver_functions;

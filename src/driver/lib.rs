@@ -1,5 +1,5 @@
-//! The CUDA driver API as a table of functions. [`cuda`] fills it from `libcuda.so.1` at run time; the simulated GPU
-//! (`src/sim`) has a table of its own.
+//! The CUDA driver API as a table of functions. [`cuda`] fills it from `libcuda.so.1` at run time; the
+//! simulated GPU (`src/sim`) has a table of its own.
 
 mod cuda;
 mod functions;

@@ -1,7 +1,7 @@
 //! The C library's own `dlsym`.
 //!
-//! The shared library interposes `dlsym`, and other preloaded libraries may, too. The driver's functions are looked up
-//! here, so that the result is the driver's own function and not one that leads back to the pool.
+//! The shared library interposes `dlsym`, and other preloaded libraries may, too. The driver's functions are
+//! looked up here, so that the result is the driver's own function and not one that leads back to the pool.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::mem;

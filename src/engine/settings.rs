@@ -1,9 +1,9 @@
 //! The settings: their keys, defaults, parsing and documentation.
 //!
-//! `TABLE` is the one list: the parser, the diagnostics and the table of docs/settings.md are made from it. Each key
-//! is looked up in [`VARIABLES`]; the first variable that names it decides, even if its value is a mistake. A
-//! mistake's [`Severity`] says what follows from it: without its limit a program is not started where that can
-//! still be prevented.
+//! `TABLE` is the one list: the parser, the diagnostics and the table of docs/settings.md are made from it.
+//! Each key is looked up in [`VARIABLES`]; the first variable that names it decides, even if its value is a
+//! mistake. A mistake's [`Severity`] says what follows from it: without its limit a program is not started
+//! where that can still be prevented.
 
 use crate::core::Tuning;
 use std::ffi::OsString;
@@ -127,8 +127,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The settings of this process's environment, and a diagnostic for each mistake in them and each setting that
-    /// has no effect. A process with elevated privileges gets the defaults.
+    /// The settings of this process's environment, and a diagnostic for each mistake in them and each setting
+    /// that has no effect. A process with elevated privileges gets the defaults.
     pub fn from_environment() -> (Settings, Vec<Diagnostic>) {
         Settings::from_lookup(variable_text)
     }
@@ -177,8 +177,8 @@ impl Settings {
     }
 }
 
-/// A mistake in a variable. In PyTorch's variables it is a note, as a newer PyTorch may know the setting, unless it is
-/// about a limit.
+/// A mistake in a variable. In PyTorch's variables it is a note, as a newer PyTorch may know the setting,
+/// unless it is about a limit.
 fn mistake(variable: &str, limits: bool, what: String) -> Diagnostic {
     let severity = match limits {
         true => Severity::Unlimited,
@@ -205,8 +205,8 @@ fn unknown(variable: &str, key: &str, value: &str) -> Diagnostic {
     )
 }
 
-/// The settings that an unknown key may have been meant for: those with the smallest edit distance, or else those whose
-/// keys contain it or are contained in it.
+/// The settings that an unknown key may have been meant for: those with the smallest edit distance, or else
+/// those whose keys contain it or are contained in it.
 fn similar(key: &str) -> Vec<&'static Setting> {
     /// Longer texts are not compared.
     const LONGEST: usize = 60;
@@ -229,7 +229,8 @@ fn similar(key: &str) -> Vec<&'static Setting> {
         .collect()
 }
 
-/// The Damerau-Levenshtein distance: how many letters have to be inserted, removed, changed or swapped with the next.
+/// The Damerau-Levenshtein distance: how many letters have to be inserted, removed, changed or swapped with
+/// the next.
 fn edit_distance(a: &str, b: &str) -> usize {
     let (a, b) = (a.as_bytes(), b.as_bytes());
     // `rows[i][j]` is the distance of the first `i` letters of `a` from the first `j` of `b`.
@@ -536,8 +537,8 @@ impl Value {
     }
 }
 
-/// PyTorch's `roundup_power2_divisions`: the number of equal steps between a power of two and the next. Sizes are
-/// rounded up to a step, so that fewer different sizes are allocated.
+/// PyTorch's `roundup_power2_divisions`: the number of equal steps between a power of two and the next. Sizes
+/// are rounded up to a step, so that fewer different sizes are allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoundUp {
     /// Binary logarithm of the divisions, by [`RoundUp::interval`]; 0 for no rounding.
@@ -629,9 +630,9 @@ fn number(text: &str) -> Option<usize> {
 /// The formats of sizes with a unit, for messages.
 pub const SIZES: &str = "8GiB, 8.5G (which is GiB) or 300MB (which is 300 times 10^6 bytes)";
 
-/// Parses a size in bytes, at least 1: a number, with a decimal point or without, and a unit in upper or lower case. `K`,
-/// `M`, `G` and `T` are `KiB`, `MiB`, `GiB` and `TiB`; `KB` to `TB` are powers of 1000. Without a unit it is a whole
-/// number of `default_unit` bytes.
+/// Parses a size in bytes, at least 1: a number, with a decimal point or without, and a unit in upper or
+/// lower case. `K`, `M`, `G` and `T` are `KiB`, `MiB`, `GiB` and `TiB`; `KB` to `TB` are powers of 1000.
+/// Without a unit it is a whole number of `default_unit` bytes.
 pub fn size(text: &str, default_unit: usize) -> Option<usize> {
     /// Most decimal places: few enough for 128-bit arithmetic.
     const LONGEST: usize = 18;
@@ -724,8 +725,8 @@ pub fn markdown() -> String {
     text
 }
 
-/// An environment variable; `None` if it is not set, or if the process has elevated privileges, which the user who set
-/// it may not have.
+/// An environment variable; `None` if it is not set, or if the process has elevated privileges, which the
+/// user who set it may not have.
 pub fn variable(name: &str) -> Option<OsString> {
     // SAFETY: getauxval only reads what the kernel handed to the process.
     let elevated = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;

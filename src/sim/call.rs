@@ -1,5 +1,5 @@
-//! What all driver functions share: they find the thread's machine, count the call, fail on demand, and let no panic
-//! out.
+//! What all driver functions share: they find the thread's machine, count the call, fail on demand, and let
+//! no panic out.
 
 use crate::failure::Function;
 use crate::machine::Machine;

@@ -17,12 +17,14 @@ pub struct Config {
     pub virtual_memory: bool,
     /// Whether each device can reach the others' memory.
     pub peers: bool,
-    /// Mapping another device's memory fails although `peers` is reported, as where the system does not allow it.
+    /// Mapping another device's memory fails although `peers` is reported, as where the system does not allow
+    /// it.
     pub peers_refuse: bool,
     /// Real mappings: device addresses can be used by host code and aliases show the same bytes.
     /// Otherwise addresses are only numbers, mapping is a table, and memory is backed when touched.
     pub host_pointers: bool,
-    /// Bytes that a device allocates when the first kernel is launched and keeps, as for the threads' local memory.
+    /// Bytes that a device allocates when the first kernel is launched and keeps, as for the threads' local
+    /// memory.
     pub kernels: u64,
     /// Whether order, ownership and unmapping are checked. Off saves time.
     pub checks: bool,

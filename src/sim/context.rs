@@ -1,7 +1,7 @@
 //! A thread's state: its stack of current contexts for each machine, its capture mode, its number.
 //!
-//! Nothing here has a destructor: driver calls made by destructors of thread-locals still find the current context,
-//! as they do with the real driver.
+//! Nothing here has a destructor: driver calls made by destructors of thread-locals still find the current
+//! context, as they do with the real driver.
 
 use std::cell::{Cell, RefCell};
 use std::mem::ManuallyDrop;
@@ -38,8 +38,8 @@ pub(crate) fn thread() -> u64 {
     THREAD.with(|number| *number)
 }
 
-/// Contexts have numbers: a primary context its device's number, one that a program created its device's number plus a
-/// multiple of this.
+/// Contexts have numbers: a primary context its device's number, one that a program created its device's
+/// number plus a multiple of this.
 pub(crate) const DEVICES: usize = 64;
 
 /// The number of the context that is current on this thread.

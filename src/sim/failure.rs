@@ -86,7 +86,8 @@ impl Default for Failures {
 }
 
 impl Failures {
-    /// Counts a call and returns the status that it is to fail with, if any. One comparison if no failure is planned.
+    /// Counts a call and returns the status that it is to fail with, if any. One comparison if no failure is
+    /// planned.
     pub fn count(&mut self, function: Function) -> Option<CUresult> {
         let index = function as usize;
         self.calls[index] += 1;

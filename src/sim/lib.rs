@@ -1,13 +1,14 @@
 //! A simulated GPU in host memory, with the functions of the CUDA driver API.
 //!
-//! Every function of the driver that concertina calls is here at the crate root, under its own name and with its own
-//! arguments, as an ordinary Rust `unsafe extern "C" fn`. They are not exported: a shared library that links this
-//! crate must not define a second `cuMemAlloc_v2`. [`functions()`] is the table of them.
+//! Every function of the driver that concertina calls is here at the crate root, under its own name and with
+//! its own arguments, as an ordinary Rust `unsafe extern "C" fn`. They are not exported: a shared library
+//! that links this crate must not define a second `cuMemAlloc_v2`. [`functions()`] is the table of them.
 //!
-//! A [`Machine`] has one such GPU or several. It behaves as the real driver does; [`Config`] can take features away.
-//! It runs work late on purpose ([`Pace`]), fails any call on demand ([`Machine::fail`]), and records as *violations*
-//! what on a real GPU would be rare and hard to find: memory reused before its last use is ordered, memory unmapped
-//! under running work, handles used after their end, synchronising calls during a capture ([`Machine::violations`]).
+//! A [`Machine`] has one such GPU or several. It behaves as the real driver does; [`Config`] can take
+//! features away. It runs work late on purpose ([`Pace`]), fails any call on demand ([`Machine::fail`]), and
+//! records as *violations* what on a real GPU would be rare and hard to find: memory reused before its last
+//! use is ordered, memory unmapped under running work, handles used after their end, synchronising calls
+//! during a capture ([`Machine::violations`]).
 //!
 //! Layers, each using only those before it:
 //!

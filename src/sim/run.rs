@@ -22,8 +22,8 @@ pub(crate) fn in_host_function() -> bool {
     IN_HOST_FUNCTION.get()
 }
 
-/// A machine that this thread has locked. The lock is released only while a host function runs and while waiting for
-/// one that another thread runs.
+/// A machine that this thread has locked. The lock is released only while a host function runs and while
+/// waiting for one that another thread runs.
 pub(crate) struct Session<'a> {
     inner: &'a Inner,
     pub state: MutexGuard<'a, State>,
@@ -55,8 +55,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Enqueues a graph's nodes, each after its dependencies. Nodes that are not ordered go to internal streams, so
-    /// that they may execute in any order.
+    /// Enqueues a graph's nodes, each after its dependencies. Nodes that are not ordered go to internal
+    /// streams, so that they may execute in any order.
     pub fn launch(&mut self, slot: u32, nodes: &[Node]) {
         if self.state.record_graph(slot, nodes) {
             return;

@@ -1,7 +1,7 @@
 //! The race detector's record of the last accesses to each chunk.
 //!
-//! A write must be ordered after all earlier accesses, a read after the last write; two reads do not race. Accesses are
-//! recorded by granules of 512 bytes, as ranges.
+//! A write must be ordered after all earlier accesses, a read after the last write; two reads do not race.
+//! Accesses are recorded by granules of 512 bytes, as ranges.
 
 use crate::clock::Clock;
 use crate::interval::Intervals;
@@ -43,8 +43,8 @@ struct History {
 pub(crate) struct Shadow(Intervals<History>);
 
 impl Shadow {
-    /// Records an access to the bytes `[from, to)` and returns the first race found. The new access replaces the one
-    /// that it races with, so that one mistake is reported once.
+    /// Records an access to the bytes `[from, to)` and returns the first race found. The new access replaces
+    /// the one that it races with, so that one mistake is reported once.
     pub fn touch(
         &mut self,
         (from, to): (u64, u64),

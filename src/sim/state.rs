@@ -212,8 +212,8 @@ impl State {
         Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     }
 
-    /// That work on the stream is not ordered with a capture against its will: the legacy stream with one of a
-    /// stream that synchronizes with it. That breaks the capture.
+    /// That work on the stream is not ordered with a capture against its will: the legacy stream with one of
+    /// a stream that synchronizes with it. That breaks the capture.
     pub fn not_implicitly_captured(&mut self, function: &str, slot: u32) -> DriverResult {
         if !self.implicitly_captured(slot) {
             return Ok(());

@@ -1,8 +1,8 @@
 //! Streams: queues of work, and their handles.
 //!
-//! A stream has a *slot*. A handle is reused at once after the stream is destroyed; a slot only once all its work is done
-//! and the host knows it, and its sequence numbers go on counting, so that a slot and a sequence number always name one
-//! piece of work.
+//! A stream has a *slot*. A handle is reused at once after the stream is destroyed; a slot only once all its
+//! work is done and the host knows it, and its sequence numbers go on counting, so that a slot and a sequence
+//! number always name one piece of work.
 
 use crate::clock::Clock;
 use crate::work::Work;

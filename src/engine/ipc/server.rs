@@ -42,7 +42,7 @@ static DEVICES: OnceLock<Devices> = OnceLock::new();
 
 /// To be called before any device is opened: `list` returns those that are open whenever it is called.
 pub fn set_devices(functions: Functions, list: fn() -> Vec<&'static Device>) {
-    // Nobody else sets them.
+    // No other code sets them.
     let _ = DEVICES.set(Devices { functions, list });
 }
 

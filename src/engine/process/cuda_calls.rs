@@ -1,8 +1,9 @@
-//! Counts of the program's calls to CUDA's memory functions where the library is preloaded: number, bytes, time.
+//! Counts of the program's calls to CUDA's memory functions where the library is preloaded: number, bytes,
+//! time.
 //!
-//! Each thread has counters of its own, in cache lines that no other thread writes: about two nanoseconds a call.
-//! Calls are timed only if `CONCERTINA_STATS` asks for statistics, by the processor's time stamp counter, which is
-//! read twice a call.
+//! Each thread has counters of its own, in cache lines that no other thread writes: about two nanoseconds a
+//! call. Calls are timed only if `CONCERTINA_STATS` asks for statistics, by the processor's time stamp
+//! counter, which is read twice a call.
 
 use crate::util::fork;
 use serde_json::{Map, Value, json};
@@ -98,8 +99,8 @@ struct ThreadCounters {
     shared: bool,
 }
 
-/// The counters of all threads. They are never freed, so that no count is lost: there are as many as there were
-/// threads at one time.
+/// The counters of all threads. They are never freed, so that no count is lost: there are as many as there
+/// were threads at one time.
 #[derive(Default)]
 struct Registry {
     all: Vec<&'static ThreadCounters>,

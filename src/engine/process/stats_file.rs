@@ -17,9 +17,9 @@ static WRITING: Mutex<()> = Mutex::new(());
 
 /// Writes the result of `text`, if it is not `None`, to `path`, replacing the file that is there.
 ///
-/// Fails if `path` is anything but a regular file of the effective user's. `text` is called once no other thread
-/// writes; if one does for longer than `timeout`, nothing is written. Until the whole text is in place, the old
-/// file stays.
+/// Fails if `path` is anything but a regular file of the effective user's. `text` is called once no other
+/// thread writes; if one does for longer than `timeout`, nothing is written. Until the whole text is in
+/// place, the old file stays.
 pub fn write(
     path: &Path,
     timeout: Duration,
@@ -54,8 +54,8 @@ fn failure(path: &Path, errno: i32, why: &str) -> Failure {
     }
 }
 
-/// Checks that `path` is free, or a regular file of the effective user's. (A link that is put there afterwards is
-/// replaced, not followed: so `rename` does it.)
+/// Checks that `path` is free, or a regular file of the effective user's. (A link that is put there
+/// afterwards is replaced, not followed: so `rename` does it.)
 fn check(path: &Path) -> Result<(), Failure> {
     let refuse = |errno, why| Err(failure(path, errno, why));
     let Ok(there) = fs::symlink_metadata(path) else {
@@ -76,7 +76,8 @@ fn check(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Whether a file could be written to `path` now: what is there may be replaced, and the directory is writable.
+/// Whether a file could be written to `path` now: what is there may be replaced, and the directory is
+/// writable.
 pub fn check_writable(path: &Path) -> Result<(), Failure> {
     check(path)?;
     let directory = match path.parent() {
@@ -107,8 +108,8 @@ pub fn check_writable(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// The time by the clock that the kernel stamps files with. It is some milliseconds behind the precise clock, which
-/// would make a file seem older than it is.
+/// The time by the clock that the kernel stamps files with. It is some milliseconds behind the precise clock,
+/// which would make a file seem older than it is.
 pub fn file_time() -> SystemTime {
     let mut now = libc::timespec {
         tv_sec: 0,
@@ -119,8 +120,8 @@ pub fn file_time() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// Whether a process without statistics of its own may write to `path`: it is free, or the file there is older than
-/// `started` and its writer does not run any more.
+/// Whether a process without statistics of its own may write to `path`: it is free, or the file there is
+/// older than `started` and its writer does not run any more.
 pub fn is_left_over(path: &Path, started: SystemTime) -> bool {
     let Ok(there) = fs::symlink_metadata(path) else {
         return true;

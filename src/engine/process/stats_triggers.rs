@@ -1,9 +1,9 @@
 //! Writes the statistics file while the program runs: at a signal (`stats_signal`) and at intervals
 //! (`stats_interval_s`).
 //!
-//! The signal's handler wakes a thread, which writes the file, and then calls the handler that the program had
-//! installed for the signal before. One that the program installs later replaces ours. A forked child has no such
-//! thread: there only the program's own handler is called.
+//! The signal's handler wakes a thread, which writes the file, and then calls the handler that the program
+//! had installed for the signal before. One that the program installs later replaces ours. A forked child has
+//! no such thread: there only the program's own handler is called.
 
 use crate::process::state;
 use crate::process::stats_output;
@@ -18,7 +18,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 
-/// Starts the threads that the settings ask for, once a process. Prints which settings have no effect, and why.
+/// Starts the threads that the settings ask for, once a process. Prints which settings have no effect, and
+/// why.
 pub fn start(settings: &Settings) {
     static STARTED: AtomicBool = AtomicBool::new(false);
     let interval = settings.stats_interval;
@@ -75,7 +76,7 @@ fn install_handler(signal: c_int) -> bool {
         return false;
     }
     // SAFETY: `handle` fits SA_SIGINFO and calls only async-signal-safe functions besides the
-    // program's own handler. Nobody reads `PROGRAM_ACTION` before the second call to `sigaction`.
+    // program's own handler. No code reads `PROGRAM_ACTION` before the second call to `sigaction`.
     unsafe {
         let before = PROGRAM_ACTION.0.get().cast::<libc::sigaction>();
         if libc::sigaction(signal, ptr::null(), before) != 0 {

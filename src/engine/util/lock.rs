@@ -1,9 +1,11 @@
-//! The lock around a pool and around a stream cache: a spin lock with exponential backoff that ends in sleeping.
+//! The lock around a pool and around a stream cache: a spin lock with exponential backoff that ends in
+//! sleeping.
 //!
-//! Most critical sections take some ten nanoseconds, so the lock's own cost matters: acquiring it is one atomic
-//! exchange, releasing it a plain store. A futex lock needs two exchanges, as it has to know whether to wake a
-//! waiter; here waiters poll, at longer and longer intervals, so that the owner's cache line is left alone. Some
-//! critical sections call the driver or wait for the GPU; after the first microseconds waiters sleep.
+//! Most critical sections take some ten nanoseconds, so the lock's own cost matters: acquiring it is one
+//! atomic exchange, releasing it a plain store. A futex lock needs two exchanges, as it has to know whether
+//! to wake a waiter; here waiters poll, at longer and longer intervals, so that the owner's cache line is
+//! left alone. Some critical sections call the driver or wait for the GPU; after the first microseconds
+//! waiters sleep.
 
 use parking_lot::lock_api::{self, GuardSend, RawMutexTimed};
 use std::hint::spin_loop;
@@ -51,8 +53,8 @@ impl RawLock {
     }
 }
 
-/// How to wait next. A pause instruction takes from 10 ns (AMD) to 45 ns (Intel), so the first wait is as long as
-/// several critical sections, and all spinning together takes from 5 to 25 µs.
+/// How to wait next. A pause instruction takes from 10 ns (AMD) to 45 ns (Intel), so the first wait is as
+/// long as several critical sections, and all spinning together takes from 5 to 25 µs.
 #[derive(Clone, Copy)]
 enum Backoff {
     /// This many pause instructions.
@@ -89,8 +91,8 @@ impl Backoff {
     }
 }
 
-// SAFETY: `try_lock` succeeds for one caller until `unlock`, as the exchange returns false to one thread only.
-// Acquire and release order the critical sections.
+// SAFETY: `try_lock` succeeds for one caller until `unlock`, as the exchange returns false to one thread
+// only. Acquire and release order the critical sections.
 unsafe impl lock_api::RawMutex for RawLock {
     #[allow(clippy::declare_interior_mutable_const)]
     const INIT: RawLock = RawLock(AtomicBool::new(false));

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Writes `concertina: line` and a line feed to standard error, in one system call so that lines of
-/// several threads and processes stay whole. Allocates nothing, takes no lock, keeps `errno`, and ignores a closed
+/// Writes `concertina: line` and a line feed to standard error, in one system call so that lines of several
+/// threads and processes stay whole. Allocates nothing, takes no lock, keeps `errno`, and ignores a closed
 /// standard error.
 pub fn print(line: &str) {
     let part = |text: &str| libc::iovec {

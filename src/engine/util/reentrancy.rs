@@ -1,6 +1,6 @@
-//! Whether this thread is inside a call that the library makes to the driver. The driver, and tools that trace it,
-//! may then call functions that the library interposes: such a call is passed on to the driver, as the thread may
-//! hold a pool's lock.
+//! Whether this thread is inside a call that the library makes to the driver. The driver, and tools that
+//! trace it, may then call functions that the library interposes: such a call is passed on to the driver, as
+//! the thread may hold a pool's lock.
 
 use std::cell::Cell;
 
@@ -40,8 +40,8 @@ pub fn is_inside() -> bool {
 impl Drop for Inside {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: this thread's flag, which has no destructor and so lives as long as the thread. Looking it up
-        // again would cost a call.
+        // SAFETY: this thread's flag, which has no destructor and so lives as long as the thread. Looking it
+        // up again would cost a call.
         unsafe { &*self.flag }.set(self.before);
     }
 }

@@ -1,8 +1,9 @@
 //! Single flight for synchronizing with a device: one call serves all threads that want it at the same time.
 //!
-//! A call takes 0.3 µs on an idle device, but 14 µs for each of eight threads that make it at once (H100): they
-//! queue for the driver's lock. A call under way does not serve a thread that arrives now, as it may have begun
-//! before the thread's work was submitted; the next call does, for every thread that arrived before it began.
+//! A call takes 0.3 µs on an idle device, but 14 µs for each of eight threads that make it at once (H100):
+//! they queue for the driver's lock. A call under way does not serve a thread that arrives now, as it may
+//! have begun before the thread's work was submitted; the next call does, for every thread that arrived
+//! before it began.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence, fence};
@@ -16,13 +17,13 @@ pub struct SingleFlight {
     succeeded: AtomicU64,
 }
 
-/// How often a follower polls, with 16 pauses of 10 to 45 ns in between: 10 to 50 µs in all. After that the device
-/// is busy, and each thread makes its own call, which waits in the way that the program has chosen.
+/// How often a follower polls, with 16 pauses of 10 to 45 ns in between: 10 to 50 µs in all. After that the
+/// device is busy, and each thread makes its own call, which waits in the way that the program has chosen.
 const POLLS: u32 = 64;
 
 impl SingleFlight {
-    /// Calls `wait`, which returns a status and 0 for success, or waits for another thread's successful call that
-    /// began after this one. Returns the status of `wait`, or 0.
+    /// Calls `wait`, which returns a status and 0 for success, or waits for another thread's successful call
+    /// that began after this one. Returns the status of `wait`, or 0.
     #[inline]
     pub fn wait(&self, wait: impl Fn() -> u32) -> u32 {
         match self.lead() {
@@ -49,8 +50,8 @@ impl SingleFlight {
     /// Waits for another thread's call.
     #[cold]
     fn follow(&self, wait: impl Fn() -> u32, mut pause: impl FnMut()) -> u32 {
-        // Pairs with the barrier in `lead`: a call that this thread does not see under way yet sees the work that
-        // the thread has submitted.
+        // Pairs with the barrier in `lead`: a call that this thread does not see under way yet sees the work
+        // that the thread has submitted.
         fence(Ordering::SeqCst);
         let state = self.state.load(Ordering::Relaxed);
         let wanted = (state >> 1) + 1 + (state & UNDER_WAY);
@@ -72,8 +73,8 @@ impl SingleFlight {
 /// The bit of `state` that is set while there is a call.
 const UNDER_WAY: u64 = 1;
 
-/// Makes all earlier writes visible before any later read, also to the driver, whose reads are outside the memory
-/// model. On x86 the atomic exchange before it does that already, and a fence would cost 10 ns.
+/// Makes all earlier writes visible before any later read, also to the driver, whose reads are outside the
+/// memory model. On x86 the atomic exchange before it does that already, and a fence would cost 10 ns.
 #[inline]
 fn full_barrier() {
     if cfg!(target_arch = "x86_64") {
@@ -161,8 +162,8 @@ mod tests {
         assert!(gpu.waits.load(Ordering::Relaxed) <= 8 * 5000);
     }
 
-    /// Follows while another thread leads, which `others` advances at each poll. Returns the status, and how often
-    /// this thread had to call itself.
+    /// Follows while another thread leads, which `others` advances at each poll. Returns the status, and how
+    /// often this thread had to call itself.
     fn follow(flight: &SingleFlight, others: impl FnMut()) -> (u32, usize) {
         let waits = AtomicUsize::new(0);
         let own = || {

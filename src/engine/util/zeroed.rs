@@ -1,6 +1,6 @@
-//! Large zeroed values in memory of their own, backed page by page when first touched: a table can be declared as
-//! large as it may ever become, and never has to be copied to grow. Beyond the first 2 MiB it uses transparent huge
-//! pages, which spares most TLB misses of random access.
+//! Large zeroed values in memory of their own, backed page by page when first touched: a table can be
+//! declared as large as it may ever become, and never has to be copied to grow. Beyond the first 2 MiB it
+//! uses transparent huge pages, which spares most TLB misses of random access.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
@@ -55,7 +55,8 @@ impl<T> DerefMut for Zeroed<T> {
     }
 }
 
-/// Maps `size` bytes of zeros, writable and not backed yet. `None` if the process cannot have so much address space.
+/// Maps `size` bytes of zeros, writable and not backed yet. `None` if the process cannot have so much address
+/// space.
 fn map(size: usize) -> Option<NonNull<u8>> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

@@ -1,5 +1,5 @@
-//! The functions that copy memory. An address itself tells whether it is host or device memory, as under unified
-//! addressing.
+//! The functions that copy memory. An address itself tells whether it is host or device memory, as under
+//! unified addressing.
 
 use super::context::device_of;
 use super::work::enqueue;

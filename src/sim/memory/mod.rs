@@ -1,8 +1,8 @@
 //! Physical and virtual memory: chunks, reservations, mappings, and the driver's own allocations.
 //!
-//! Nothing here depends on streams or order; statuses are those of the driver. Creating, mapping and opening a chunk take
-//! constant time and no system call (with host pointers off), however much is mapped: a reservation has a dense table
-//! of its granules.
+//! Nothing here depends on streams or order; statuses are those of the driver. Creating, mapping and opening
+//! a chunk take constant time and no system call (with host pointers off), however much is mapped: a
+//! reservation has a dense table of its granules.
 
 mod chunk;
 mod host;

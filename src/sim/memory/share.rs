@@ -1,5 +1,5 @@
-//! Memory shared with other processes: a chunk's bytes move into a file of their own, which the other process opens and
-//! maps.
+//! Memory shared with other processes: a chunk's bytes move into a file of their own, which the other process
+//! opens and maps.
 
 use super::chunk::Chunk;
 use super::mapping::Mapping;
