@@ -1,7 +1,7 @@
 //! Generated loads on the simulated GPU: jobs that nobody has recorded keep within bounds as well.
 
 mod programs;
-#[path = "../device/random.rs"]
+#[path = "../device/harness/random.rs"]
 mod random;
 mod replay;
 mod script;

@@ -9,10 +9,10 @@ use crate::device::depot::DeferredBlock;
 use crate::device::driver_gpu::{
     foreign_context, synchronize, synchronize_in_capture, synchronize_stream,
 };
+use crate::device::exported;
 use crate::device::live_streams::LiveStreams;
 use crate::device::stream_cache::CacheKey;
 use crate::device::{Device, OutOfMemory, State, UnknownPointer};
-use crate::ipc;
 use crate::util::lock::Guard;
 use std::mem::replace;
 
@@ -388,7 +388,7 @@ impl Device {
         take_back(&mut state);
         let blocks: Vec<BlockInfo> = state.pool.blocks_in_use().collect();
         for block in blocks {
-            ipc::forget(block.start);
+            exported::revoke(block.start);
             while let Some(live) = state.pool.find_live(block.start) {
                 if self.forget(&mut state, &live, block.start) {
                     state.pool.free_live(live);

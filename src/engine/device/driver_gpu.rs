@@ -5,17 +5,18 @@ use crate::device::captures::{self, NoCapture};
 use crate::device::ledger::{Call, Ledger};
 use crate::device::live_streams::LiveStreams;
 use crate::device::permanent_streams::PermanentStreams;
+use crate::device::spans::Spans;
 use crate::driver::Functions;
 use crate::driver::sys::*;
-use crate::ipc::Spans;
 use crate::util::message;
 use crate::util::reentrancy::{self, Inside};
+pub use crate::util::thread::thread_number;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 const OUT_OF_MEMORY: u32 = CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
@@ -462,14 +463,6 @@ pub fn synchronize_stream(functions: &Functions, handle: u64) {
     unsafe { (functions.cuStreamSynchronize)(handle as CUstream) };
 }
 
-/// A number for this thread that no other thread ever had.
-pub fn thread_number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    thread_local!(static NUMBER: u64 = NEXT.fetch_add(1, Relaxed));
-    // A thread that is ending frees memory from the destructors of its thread-locals.
-    NUMBER.try_with(|number| *number).unwrap_or(0)
-}
-
 /// Makes the device's primary context current until dropped, if it is not already. Meanwhile the thread is
 /// inside: the driver works for us.
 pub struct Current<'a> {
@@ -639,7 +632,7 @@ impl DriverGpu {
                 Ok(()) => given.push(*one),
                 Err(refusal) if at == 0 => return Err(refusal),
                 Err(refusal) => {
-                    message::say_once(&SAID, || {
+                    message::print_once(&SAID, || {
                         format!(
                             "device {} says that it reaches the memory of device {}, but the driver does \
                              not give it access ({refusal:?}): copies between them may take longer, and \
@@ -812,7 +805,7 @@ impl Gpu for DriverGpu {
     }
 
     fn release(&mut self, chunk: Handle, size: u64) {
-        self.spans.forget(chunk);
+        self.spans.remove_part(chunk);
         self.give_back(Leftover::Chunk {
             handle: chunk,
             size,
@@ -879,7 +872,7 @@ impl Gpu for DriverGpu {
     }
 
     fn free(&mut self, address: u64, size: u64) {
-        self.spans.forget(address);
+        self.spans.remove_part(address);
         self.give_back(Leftover::Segment { address, size });
     }
 

@@ -3,8 +3,17 @@
 use crate::core::{Origin, PoolStats};
 use crate::device::ledger::{Call, CallFigures};
 use crate::device::{Device, State};
-use crate::process::stats;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
+
+/// The library is PyTorch's allocator.
+static TORCH_ALLOCATOR: AtomicBool = AtomicBool::new(false);
+
+/// From now on the library is PyTorch's allocator: what CUDA's functions allocate belongs to other libraries,
+/// even before PyTorch has allocated anything.
+pub fn set_torch_allocator() {
+    TORCH_ALLOCATOR.store(true, Relaxed);
+}
 
 /// What a device's pool looks like at one moment.
 #[derive(Clone, Debug)]
@@ -48,7 +57,7 @@ impl Figures {
     /// Whether the library is PyTorch's allocator, or another program's.
     fn is_allocator(&self) -> bool {
         let asked = &self.counters.all.allocation;
-        stats::is_allocator() || asked.allocated + asked.current + asked.peak > 0
+        TORCH_ALLOCATOR.load(Relaxed) || asked.allocated + asked.current + asked.peak > 0
     }
 
     /// The most that were held since the peaks were last reset.

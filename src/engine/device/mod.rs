@@ -6,6 +6,7 @@ pub mod captures;
 mod cuda_semantics;
 mod depot;
 pub(crate) mod driver_gpu;
+pub mod exported;
 pub mod external_cache;
 mod figures;
 pub mod history;
@@ -19,13 +20,14 @@ mod permanent_streams;
 mod pool_checkpoint;
 mod private_pools;
 mod snapshot;
+pub mod spans;
 mod stream_cache;
 mod supplier;
 mod uncached;
 
 pub use cuda_semantics::Usage;
 pub use driver_gpu::thread_number;
-pub use figures::Figures;
+pub use figures::{Figures, set_torch_allocator};
 pub use ipc_memory::Shared;
 pub use ledger::{Call, CallFigures};
 pub use oom_report::OutOfMemory;
@@ -173,7 +175,7 @@ impl Device {
         }
         ledger.set_limit(limit);
         if settings.expandable_segments && properties.granularity == 0 {
-            message::say(&format!(
+            message::print(&format!(
                 "device {ordinal} ({}) cannot map memory: plain cudaMalloc segments are used there",
                 properties.name
             ));
@@ -212,7 +214,7 @@ impl Device {
         state.pool.event_log_mut().enable(history::is_recorded());
         let ahead = settings.preallocate as u64;
         if ahead > 0 && state.pool.preallocate(ahead).is_err() {
-            message::say(&format!(
+            message::print(&format!(
                 "preallocate has no effect on device {ordinal}: {} cannot be had there",
                 Bytes(ahead)
             ));

@@ -104,7 +104,7 @@ impl State {
             return true;
         }
         let Some(arena) = self.pool.open_arena(supplier.is_some()) else {
-            message::say("too many private pools: this one gets no memory");
+            message::print("too many private pools: this one gets no memory");
             return false;
         };
         let private = PrivatePool {

@@ -13,6 +13,7 @@
 
 use crate::core::{Class, Gpu, Origin, Pool, StreamKey, UNORDERED};
 use crate::device::driver_gpu::{PER_THREAD, thread_number};
+pub use crate::util::hash::fibonacci as spread;
 use crate::util::lock::{CachePadded, Guard, Lock};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -98,11 +99,6 @@ impl CacheKey {
     fn home(self) -> usize {
         (spread(self.0) >> (64 - SHELVES.trailing_zeros())) as usize
     }
-}
-
-#[inline]
-pub fn spread(value: u64) -> u64 {
-    value.wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
 /// A block in use, or on the stream cache.

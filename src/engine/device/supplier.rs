@@ -118,7 +118,7 @@ impl Device {
         supplier: &Arc<dyn Supplier>,
     ) -> bool {
         if !address.is_multiple_of(BLOCK) {
-            message::say(&format!(
+            message::print(&format!(
                 "a private pool's allocator gave the address {address:#x}, which is no multiple of {BLOCK}: \
                  it goes back"
             ));
@@ -140,7 +140,7 @@ impl Device {
             let Some((address, bytes)) = state.pool.pop_returned_segment() else {
                 return;
             };
-            state.pool.gpu_mut().spans.forget(address);
+            state.pool.gpu_mut().spans.remove_part(address);
             let supplier = state.suppliers.remove(&address);
             drop(state);
             let _booked = Booked {

@@ -8,30 +8,16 @@ use crate::device::external_cache;
 use crate::device::{Device, Figures};
 use crate::process::allocator::{Allocator, allocator_in_use};
 use crate::process::cuda_calls;
-use crate::process::stats_file;
+use crate::process::stats_path;
 use crate::settings;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::fs::File;
 use std::io::Read;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 /// Raised when a field changes its meaning or goes; new fields do not raise it.
 pub const SCHEMA_VERSION: u32 = 1;
-
-/// The library is PyTorch's allocator: see [`set_allocator`].
-static ALLOCATOR: AtomicBool = AtomicBool::new(false);
-
-/// From now on the library is PyTorch's allocator, and what CUDA's functions are asked for is other
-/// libraries', also where PyTorch has not asked for anything yet.
-pub fn set_allocator() {
-    ALLOCATOR.store(true, Relaxed);
-}
-
-pub(crate) fn is_allocator() -> bool {
-    ALLOCATOR.load(Relaxed)
-}
 
 /// One figure of ours for a device.
 struct Own {
@@ -106,7 +92,7 @@ pub fn json(patience: Duration) -> String {
 pub fn json_of(allocator: Option<&Allocator>, patience: Duration) -> String {
     let devices: Vec<Value> = allocator
         .into_iter()
-        .flat_map(|allocator| allocator.open_devices())
+        .flat_map(|allocator| allocator.devices_in_use())
         .map(|device| device_json(device, device.figures_within(patience).as_ref()))
         .collect();
     let driver = allocator.map(|allocator| match allocator.functions().simulated {
@@ -120,8 +106,8 @@ pub fn json_of(allocator: Option<&Allocator>, patience: Duration) -> String {
         "schema_version": SCHEMA_VERSION,
         "version": env!("CARGO_PKG_VERSION"),
         "pid": std::process::id(),
-        "host": stats_file::host_name(),
-        "rank": stats_file::rank(settings::variable_text).and_then(|rank| rank.parse::<u64>().ok()),
+        "host": stats_path::host_name(),
+        "rank": stats_path::rank(settings::variable_text).and_then(|rank| rank.parse::<u64>().ok()),
         "command_line": command_line(),
         "used_gpu": !devices.is_empty(),
         "time": now.as_secs(),
