@@ -839,8 +839,8 @@ mod tests {
     use super::*;
     use crate::core::{BLOCK, SMALL};
 
-    /// What there is and the most that there was: blocks, their bytes, bytes asked for, blocks and bytes
-    /// that are active.
+    /// Current values and peaks of live blocks, their bytes and requested bytes, and of active blocks and their
+    /// bytes.
     #[derive(Clone, Copy, Default)]
     struct Plain {
         now: [u64; 5],

@@ -392,10 +392,10 @@ impl Epochs {
         for free in frees.into_iter().flatten() {
             if free.epoch > completed {
                 let overlaps: Vec<(u64, u64)> = free.overlaps((start, end)).collect();
-                let moved = overlaps
+                let remapped = overlaps
                     .iter()
                     .map(|it| (it.0 - start + to, it.1 - start + to));
-                free.ranges.extend(moved);
+                free.ranges.extend(remapped);
             }
         }
     }

@@ -308,7 +308,7 @@ pub struct LiveBlock {
     pub(super) id: BlockId,
     /// Where the address map has it, until that is next changed.
     map_index: MapIndex,
-    /// Bytes asked for.
+    /// The requested bytes.
     pub requested: u64,
     /// The free list of the stream that it was allocated on.
     pub list: u16,
@@ -444,7 +444,7 @@ impl<G: Gpu> Pool<G> {
             .map(|live| self.blocks[live.id].size)
     }
 
-    /// The statistics, with the blocks that the allocator's own functions were asked for.
+    /// The statistics, with the blocks that the allocator's own functions allocated.
     pub fn stats(&self) -> PoolStats {
         self.stats_of(Origin::Allocator)
     }
