@@ -1,14 +1,14 @@
 //! The address map: a hash table from an address to the live block that starts there.
 //!
-//! Each bucket is a chain of blocks that are linked through their nodes. There are at least four buckets a block, so
-//! that nearly every chain has one block, and a look-up reads that block's node anyway: look-up, insertion and
-//! removal touch one cache line besides it. The table grows by one bucket at a time (linear hashing), so that no
-//! insertion takes longer because there are many blocks.
+//! Each bucket is a chain of blocks that are linked through their nodes. There are at least four buckets a
+//! block, so that nearly every chain has one block, and a look-up reads that block's node anyway: look-up,
+//! insertion and removal touch one cache line besides it. The table grows by one bucket at a time (linear
+//! hashing), so that no insertion takes longer because there are many blocks.
 //!
-//! With a million blocks no cache holds the nodes and buckets, and an allocation and a free take some five times as
-//! long as with a hundred: they read four cold lines one after the other, and one costs 200 ns where the pair
-//! takes 150 (EPYC 7003, a virtual machine, huge pages). Prefetching the neighbours, inserting later, or half as
-//! many buckets made no difference.
+//! With a million blocks no cache holds the nodes and buckets, and an allocation and a free take some five
+//! times as long as with a hundred: they read four cold lines one after the other, and one costs 200 ns where
+//! the pair takes 150 (EPYC 7003, a virtual machine, huge pages). Prefetching the neighbours, inserting
+//! later, or half as many buckets made no difference.
 
 use crate::core::block::{BlockId, NODES, NONE, Nodes};
 use crate::util::zeroed::{Zeroable, Zeroed};

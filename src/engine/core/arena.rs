@@ -1,5 +1,5 @@
-//! Arenas: memory that serves only its own requests. The first is shared by all that name no other; each private
-//! pool (a CUDA graph's, or a `MemPool` of PyTorch's) has one of its own.
+//! Arenas: memory that serves only its own requests. The first is shared by all that name no other; each
+//! private pool (a CUDA graph's, or a `MemPool` of PyTorch's) has one of its own.
 
 use super::address_space::AddressSpace;
 use super::block::{BlockId, NONE};

@@ -1,8 +1,9 @@
 //! Free blocks by size, for one list: exact best fit in few steps.
 //!
-//! There are 128 bins per power of two, and a two-level bitmap of those that are not empty. A bin links the first
-//! blocks of its distinct sizes in ascending order, and each of those the other blocks of its size. Below 128 KiB a
-//! bin has one size; above, few sizes are in use at once, so that the walk inside a bin is short.
+//! There are 128 bins per power of two, and a two-level bitmap of those that are not empty. A bin links the
+//! first blocks of its distinct sizes in ascending order, and each of those the other blocks of its size.
+//! Below 128 KiB a bin has one size; above, few sizes are in use at once, so that the walk inside a bin is
+//! short.
 
 use crate::core::BLOCK;
 use crate::core::block::{Block, BlockId, Blocks, NONE, Nodes};
@@ -30,10 +31,11 @@ fn bin_of(size: u64) -> usize {
     (STEPS as usize) * power as usize + (units >> power) as usize
 }
 
-/// Walks a bin's sizes: the last that is smaller than `size`, and the first that is not; `NONE` where there is none.
+/// Walks a bin's sizes: the last that is smaller than `size`, and the first that is not; `NONE` where there
+/// is none.
 ///
-/// Most bins have one size or none, and which is as good as random: the first step is branch-free, as a branch would
-/// be mispredicted every other time.
+/// Most bins have one size or none, and which is as good as random: the first step is branch-free, as a
+/// branch would be mispredicted every other time.
 #[inline(always)]
 fn larger(nodes: &Nodes, first: BlockId, size: u64) -> (BlockId, BlockId) {
     let head = &nodes[first];
@@ -92,8 +94,8 @@ impl Bins {
         word * 64 + (bits.trailing_zeros() as usize).min(63)
     }
 
-    /// Inserts a free block. Branch-free, as is `remove`, but for the summary: whether a size is there already,
-    /// how often and where is as good as random. Stores that do not apply go to the sentinel.
+    /// Inserts a free block. Branch-free, as is `remove`, but for the summary: whether a size is there
+    /// already, how often and where is as good as random. Stores that do not apply go to the sentinel.
     #[inline(always)]
     pub fn insert(&mut self, nodes: &mut Nodes, id: BlockId) {
         let (size, address) = (nodes[id].size, nodes[id].address);

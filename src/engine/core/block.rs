@@ -1,7 +1,7 @@
 //! Blocks: one node for each range of mapped memory, live or free, linked to its neighbours in address order.
 //!
-//! A node is one cache line. All nodes lie in one array and name each other by their offset in it. Node 0 is a
-//! sentinel, [`NONE`], so that links are followed and written without a null check.
+//! A node is one cache line. All nodes lie in one array and name each other by their offset in it. Node 0 is
+//! a sentinel, [`NONE`], so that links are followed and written without a null check.
 
 use super::counters::Origin;
 use crate::util::zeroed::{Zeroable, Zeroed};
@@ -12,8 +12,8 @@ use std::ops::{Deref, DerefMut, Index, IndexMut};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(u32);
 
-/// The sentinel: no block. Its size is `u64::MAX` and it is never free; those and its address do not change. Its
-/// links may be written, and are never read.
+/// The sentinel: no block. Its size is `u64::MAX` and it is never free; those and its address do not change.
+/// Its links may be written, and are never read.
 pub const NONE: BlockId = BlockId(0);
 
 impl BlockId {
@@ -65,8 +65,8 @@ pub struct Block {
     /// Free: neighbours of exactly this size in a bin; see `bins`.
     pub same_prev: BlockId,
     pub same_next: BlockId,
-    /// Free: the first blocks of the next smaller and larger size in the bin; `NONE` unless it is the first of
-    /// its own size.
+    /// Free: the first blocks of the next smaller and larger size in the bin; `NONE` unless it is the first
+    /// of its own size.
     pub less: BlockId,
     pub more: BlockId,
     /// Free: neighbours in the order of frees; see `stream_lists`.
@@ -144,8 +144,8 @@ pub const VACANT: Block = Block {
     flags: Flags::NONE,
 };
 
-/// The most nodes there can be: 2 GiB, of which the system commits what is used. It takes 16 GiB of the smallest
-/// blocks, of 512 bytes, for them to run out.
+/// The most nodes there can be: 2 GiB, of which the system commits what is used. It takes 16 GiB of the
+/// smallest blocks, of 512 bytes, for them to run out.
 pub(super) const NODES: usize = 1 << 25;
 
 /// How many nodes are made vacant at a time.
@@ -296,8 +296,8 @@ impl Blocks {
     }
 }
 
-/// Merges the next block into this one; its node is vacant then. `tail` is the block at the end of the run, which
-/// may be the one that goes.
+/// Merges the next block into this one; its node is vacant then. `tail` is the block at the end of the run,
+/// which may be the one that goes.
 #[inline(always)]
 pub fn absorb_next(nodes: &mut Nodes, vacant: &mut BlockId, id: BlockId, tail: &mut BlockId) {
     let gone = nodes[id].next;

@@ -21,8 +21,8 @@ macro_rules! hold {
 }
 
 impl<G: Gpu> Pool<G> {
-    /// Checks that every mapped byte belongs to exactly one block, the links are in address order, free lists and
-    /// the address map have exactly the blocks that they should, and the counters agree with a count.
+    /// Checks that every mapped byte belongs to exactly one block, the links are in address order, free lists
+    /// and the address map have exactly the blocks that they should, and the counters agree with a count.
     pub fn check(&self) -> Result<(), Broken> {
         let mut by_address: BTreeMap<u64, BlockId> = BTreeMap::new();
         for (id, block) in self.blocks.iter() {

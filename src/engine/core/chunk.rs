@@ -20,8 +20,8 @@ pub struct Chunk {
     pub stale: u32,
 }
 
-/// A stale mapping: what is left where a chunk was before it was remapped. No block uses it; it can be unmapped
-/// once the stream has completed its work up to the free of epoch `until`.
+/// A stale mapping: what is left where a chunk was before it was remapped. No block uses it; it can be
+/// unmapped once the stream has completed its work up to the free of epoch `until`.
 #[derive(Clone, Copy)]
 pub struct StaleMapping {
     pub chunk: ChunkId,

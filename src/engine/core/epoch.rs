@@ -1,12 +1,12 @@
 //! Epochs: how far each stream's work has completed, counted in frees.
 //!
-//! Each free starts an epoch of its device. An event recorded on the stream at that very free covers the work that
-//! was submitted by then and nothing later: other streams may wait for it. An event recorded at another time covers
-//! later work too, and only tells that memory is idle. Where nothing can be recorded on a stream, which may have
-//! been destroyed, an event of the whole device takes its place; nobody waits for that either.
+//! Each free starts an epoch of its device. An event recorded on the stream at that very free covers the work
+//! that was submitted by then and nothing later: other streams may wait for it. An event recorded at another
+//! time covers later work too, and only tells that memory is idle. Where nothing can be recorded on a stream,
+//! which may have been destroyed, an event of the whole device takes its place; nobody waits for that either.
 //!
-//! Epochs are even numbers. An odd one stands for all frees up to the even one before it: an event that belongs to
-//! no single free, or free memory that was coalesced from several.
+//! Epochs are even numbers. An odd one stands for all frees up to the even one before it: an event that
+//! belongs to no single free, or free memory that was coalesced from several.
 
 use super::event_budget::EventBudget;
 use super::gpu::{Event, Gpu};
@@ -28,8 +28,8 @@ const EVENTS_AFTER_MISS: u64 = 1 << 16;
 /// The same at the start, before there can have been a miss.
 const EVENTS_AT_FIRST: u64 = 1024;
 
-/// Two flags in [`Epochs::freed_since_event`], above all byte counts, so that the fast path has one comparison for
-/// all three: somebody asked for a poll, and frees are deferred.
+/// Two flags in [`Epochs::freed_since_event`], above all byte counts, so that the fast path has one
+/// comparison for all three: somebody asked for a poll, and frees are deferred.
 const POLL_REQUESTED: u64 = 1 << 62;
 const HAS_DEFERRED: u64 = 1 << 63;
 
@@ -177,8 +177,8 @@ impl Epochs {
         self.freed_since_event |= if deferred { HAS_DEFERRED } else { 0 };
     }
 
-    /// A stream misses while others have free memory: frees get events of their own for a while, which it could
-    /// wait for. False where the budget does not allow them.
+    /// A stream misses while others have free memory: frees get events of their own for a while, which it
+    /// could wait for. False where the budget does not allow them.
     pub fn request_free_events(&mut self, gpu: &impl Gpu) -> bool {
         let allowed = self.budget.allows(gpu.now());
         if allowed {
@@ -229,8 +229,8 @@ impl Epochs {
         self.foreign.contains(&key)
     }
 
-    /// Records the free of a range that was just made, with an `event` on the stream if there can be one. False
-    /// where too many are recorded.
+    /// Records the free of a range that was just made, with an `event` on the stream if there can be one.
+    /// False where too many are recorded.
     pub fn record_free(
         &mut self,
         key: StreamKey,
@@ -288,8 +288,8 @@ impl Epochs {
         self.advances += 1;
     }
 
-    /// Has an event cover the stream's work up to a free, and up to its frees without events: one in flight, or
-    /// one recorded now, on the stream or else on the whole device. False where none can be recorded.
+    /// Has an event cover the stream's work up to a free, and up to its frees without events: one in flight,
+    /// or one recorded now, on the stream or else on the whole device. False where none can be recorded.
     pub fn cover(&mut self, key: StreamKey, until: u64, gpu: &mut impl Gpu) -> bool {
         let uncovered = self.streams.get(&key).map_or(0, |it| it.uncovered);
         if self.covered(key) >= until.max(uncovered) {
@@ -400,8 +400,8 @@ impl Epochs {
         }
     }
 
-    /// Makes the stream's later work wait on the GPU for another one's work up to a free. False where that is not
-    /// possible.
+    /// Makes the stream's later work wait on the GPU for another one's work up to a free. False where that is
+    /// not possible.
     pub fn wait_for(
         &mut self,
         stream: StreamKey,
@@ -441,8 +441,8 @@ impl Epochs {
         frees.get(at).filter(|free| free.epoch == epoch)?.event
     }
 
-    /// All work of the device has completed, and that of other devices' streams that use its memory. Streams that
-    /// are `recorded` on live or pending blocks stay known.
+    /// All work of the device has completed, and that of other devices' streams that use its memory. Streams
+    /// that are `recorded` on live or pending blocks stay known.
     pub fn complete_all(&mut self, gpu: &mut impl Gpu, recorded: impl Fn(&StreamKey) -> bool) {
         self.reset_freed_since_event();
         for (_, progress) in self.streams.drain() {

@@ -1,5 +1,5 @@
-//! What the pool asks of a GPU: the seam between policy and the driver. `device` implements it over the driver's
-//! functions.
+//! What the pool asks of a GPU: the seam between policy and the driver. `device` implements it over the
+//! driver's functions.
 
 use super::stream_lists::StreamKey;
 use std::collections::HashSet;
@@ -36,8 +36,8 @@ pub trait Gpu {
 
     /// Whether a limit is set on reserved memory.
     fn is_limited(&self) -> bool;
-    /// Refuses where `size` more bytes cannot be had, as far as the limit and the device tell beforehand; asked
-    /// before large growth, so that a request that must fail takes nothing first.
+    /// Refuses where `size` more bytes cannot be had, as far as the limit and the device tell beforehand;
+    /// asked before large growth, so that a request that must fail takes nothing first.
     fn has_room(&mut self, size: u64) -> Result<(), Refusal>;
     /// Creates a chunk of `size` bytes.
     fn create(&mut self, size: u64) -> Result<Handle, Refusal>;
@@ -66,19 +66,19 @@ pub trait Gpu {
     fn set_requesting_stream(&mut self, stream: Option<StreamKey>);
     /// Whether the device has more than one stream, as far as is known.
     fn has_several_streams(&self) -> bool;
-    /// Whether the stream is known to have completed all its work, without an event. Never waits, and breaks no
-    /// capture.
+    /// Whether the stream is known to have completed all its work, without an event. Never waits, and breaks
+    /// no capture.
     fn is_idle(&mut self, stream: StreamKey) -> bool;
-    /// Records an event behind all work submitted to the stream so far; for [`ALL_STREAMS`] behind all work of
-    /// the device, that of destroyed streams too. `None` where that is not possible: in a capture, or where the
-    /// stream may be gone. Never waits, and breaks no capture.
+    /// Records an event behind all work submitted to the stream so far; for [`ALL_STREAMS`] behind all work
+    /// of the device, that of destroyed streams too. `None` where that is not possible: in a capture, or
+    /// where the stream may be gone. Never waits, and breaks no capture.
     ///
     /// [`ALL_STREAMS`]: super::ALL_STREAMS
     fn record_event(&mut self, stream: StreamKey) -> Option<Event>;
     /// Whether all work before the event has completed. Never waits.
     fn has_completed(&mut self, event: Event) -> bool;
-    /// Makes later work of the stream, which the program is using just now, wait on the GPU for the event. Never
-    /// waits on the host. False where that is not possible.
+    /// Makes later work of the stream, which the program is using just now, wait on the GPU for the event.
+    /// Never waits on the host. False where that is not possible.
     fn stream_wait_event(&mut self, event: Event, stream: StreamKey) -> bool;
     /// The event is not needed any more.
     fn release_event(&mut self, event: Event);

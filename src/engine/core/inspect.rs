@@ -31,8 +31,8 @@ pub struct Allocation {
     pub plain: bool,
 }
 
-/// The memory that a live block lies in, as the driver knows it. None of it is remapped or given back while the
-/// block is live.
+/// The memory that a live block lies in, as the driver knows it. None of it is remapped or given back while
+/// the block is live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backing {
     /// Where the first part starts.
@@ -65,9 +65,9 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// The allocation around an address. In a private arena that is a whole run of mapped memory, which does not
-    /// change while a graph uses it, freed or not. `None` for supplied memory, which its supplier knows. Fast for
-    /// the first byte of a live block; else walks all blocks.
+    /// The allocation around an address. In a private arena that is a whole run of mapped memory, which does
+    /// not change while a graph uses it, freed or not. `None` for supplied memory, which its supplier knows.
+    /// Fast for the first byte of a live block; else walks all blocks.
     pub fn allocation_around(&self, address: u64) -> Option<Allocation> {
         let arena_of = |block: &Block| self.lists.get(block.list).arena;
         let is_own = |block: &Block| !self.arenas[arena_of(block) as usize].supplied;

@@ -1,15 +1,18 @@
-//! The pool: which bytes are whose. Pure policy over the [`Gpu`] seam: it neither locks nor calls CUDA. Its unsafe
-//! code is the look-up of a node by its id (`block`) and three promises that a type may begin as zeros.
+//! The pool: which bytes are whose. Pure policy over the [`Gpu`] seam: it neither locks nor calls CUDA. Its
+//! unsafe code is the look-up of a node by its id (`block`) and three promises that a type may begin as
+//! zeros.
 //!
-//! Physical memory comes in *chunks*. A chunk is mapped at one address at a time, where it is split into *blocks*,
-//! each live, pending, free or purgeable. A wholly free chunk can be *remapped*: it is mapped again where a request
-//! needs one contiguous range, and its old, *stale* mapping is unmapped once the work that used it has completed.
+//! Physical memory comes in *chunks*. A chunk is mapped at one address at a time, where it is split into
+//! *blocks*, each live, pending, free or purgeable. A wholly free chunk can be *remapped*: it is mapped again
+//! where a request needs one contiguous range, and its old, *stale* mapping is unmapped once the work that
+//! used it has completed.
 //!
 //! - `pool`: allocating and freeing; `ladder`: every step of a miss
-//! - `bins`, `stream_lists`, `block`, `coalesce`, `address_map`: free blocks by size and by stream, all blocks in
-//!   address order and by address
+//! - `bins`, `stream_lists`, `block`, `coalesce`, `address_map`: free blocks by size and by stream, all
+//!   blocks in address order and by address
 //! - `epoch`, `completion`, `deferred_free`, `cross_stream`: whose work has completed, and who waits for whom
-//! - `grow`, `remap`, `chunk`, `address_space`, `plain_segments`: memory from the driver; `purge`, `trim`: back to it
+//! - `grow`, `remap`, `chunk`, `address_space`, `plain_segments`: memory from the driver; `purge`, `trim`:
+//!   back to it
 //! - `arena`, `private_arenas`, `restore`: the shared arena and private pools
 //! - `counters`, `inspect`, `segments`, `memory_events`, `check`: what others are shown
 

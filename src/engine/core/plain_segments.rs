@@ -1,5 +1,6 @@
-//! Plain segments, as PyTorch's allocator has without `expandable_segments`: for devices that cannot map memory,
-//! for settings that ask for them, and for private pools whose memory is supplied by another allocator.
+//! Plain segments, as PyTorch's allocator has without `expandable_segments`: for devices that cannot map
+//! memory, for settings that ask for them, and for private pools whose memory is supplied by another
+//! allocator.
 
 use super::arena::ArenaId;
 use super::block::{BlockId, BlockState};
@@ -18,8 +19,8 @@ impl<G: Gpu> Pool<G> {
         self.arenas[id as usize].whole_segments = self.is_plain_arena(id);
     }
 
-    /// The size of a segment for a request, as in PyTorch: 2 MiB for small requests, 20 MiB below 10 MiB, else
-    /// the request rounded up to 2 MiB (`kSmallBuffer`, `kLargeBuffer`, `kMinLargeAlloc`).
+    /// The size of a segment for a request, as in PyTorch: 2 MiB for small requests, 20 MiB below 10 MiB,
+    /// else the request rounded up to 2 MiB (`kSmallBuffer`, `kLargeBuffer`, `kMinLargeAlloc`).
     pub(super) fn segment_size(&self, size: u64, id: ArenaId) -> u64 {
         if self.arenas[id as usize].whole_segments {
             size.next_multiple_of(2 << 20)
@@ -48,8 +49,8 @@ impl<G: Gpu> Pool<G> {
         self.add_segment_block(address, bytes, id);
     }
 
-    /// A supplied segment that is not needed any more, by address and size; no work uses it. The caller owns it
-    /// from now on.
+    /// A supplied segment that is not needed any more, by address and size; no work uses it. The caller owns
+    /// it from now on.
     pub fn pop_returned_segment(&mut self) -> Option<(u64, u64)> {
         self.returned_segments.pop()
     }

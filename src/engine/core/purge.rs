@@ -1,11 +1,11 @@
-//! Purging: chunks that have been free for a while leave the free lists. A miss reclaims them; at the timeout they
-//! go back to the driver.
+//! Purging: chunks that have been free for a while leave the free lists. A miss reclaims them; at the timeout
+//! they go back to the driver.
 //!
-//! The fast path does not see purgeable chunks and pays nothing for them. A miss reclaims no more of them than it
-//! needs, so what is still purgeable at the timeout has not been used since it became so.
+//! The fast path does not see purgeable chunks and pays nothing for them. A miss reclaims no more of them
+//! than it needs, so what is still purgeable at the timeout has not been used since it became so.
 //!
-//! Only mapped chunks of the shared arena are purged: a captured graph goes on using the addresses of its private
-//! arena, and to free a plain segment would wait for the device.
+//! Only mapped chunks of the shared arena are purged: a captured graph goes on using the addresses of its
+//! private arena, and to free a plain segment would wait for the device.
 
 use super::arena::SHARED_ARENA;
 use super::block::{BlockId, BlockState, NONE};
@@ -14,8 +14,8 @@ use super::gpu::Gpu;
 use super::pool::Pool;
 use std::collections::HashMap;
 
-/// When purgeable blocks go back to the driver, on the caller's clock. The blocks themselves lie in bins of the
-/// lists of the streams that freed them.
+/// When purgeable blocks go back to the driver, on the caller's clock. The blocks themselves lie in bins of
+/// the lists of the streams that freed them.
 #[derive(Default)]
 pub struct Purge {
     due: HashMap<BlockId, u64>,
@@ -32,10 +32,11 @@ impl Purge {
 }
 
 impl<G: Gpu> Pool<G> {
-    /// Makes free chunks purgeable, to go back to the driver when they are `due`, and gives back those that are
-    /// due `now` and idle; times are on the caller's clock. `silent` says that nothing was allocated for long,
-    /// so that no capture is likely to be on: only then are events polled, which else the next allocation does,
-    /// as it knows its stream. Never waits. Gives back at most `most` chunks; true if there may be more.
+    /// Makes free chunks purgeable, to go back to the driver when they are `due`, and gives back those that
+    /// are due `now` and idle; times are on the caller's clock. `silent` says that nothing was allocated for
+    /// long, so that no capture is likely to be on: only then are events polled, which else the next
+    /// allocation does, as it knows its stream. Never waits. Gives back at most `most` chunks; true if there
+    /// may be more.
     pub fn purge_idle(&mut self, now: u64, due: u64, silent: bool, most: usize) -> bool {
         if self.granularity == 0 || !self.gpu.may_wait() {
             return false;
@@ -145,7 +146,8 @@ impl<G: Gpu> Pool<G> {
         self.make_free(front);
     }
 
-    /// Splits the first `size` bytes, which are whole chunks, off a purgeable block. They are in no list then.
+    /// Splits the first `size` bytes, which are whole chunks, off a purgeable block. They are in no list
+    /// then.
     fn split_purgeable(&mut self, block: BlockId, size: u64) -> BlockId {
         let Self {
             blocks,

@@ -52,7 +52,8 @@ impl<G: Gpu> Pool<G> {
         }
         for (at, (block, free_block)) in blocks.iter().zip(found).enumerate() {
             let Some(list) = self.lists.find_or_add(block.stream, arena) else {
-                // There are too many streams. The blocks before were just allocated, so that they can be freed.
+                // There are too many streams. The blocks before were just allocated, so that they can be
+                // freed.
                 for allocated in &blocks[..at] {
                     let _ = self.free(allocated.start);
                 }
@@ -63,8 +64,8 @@ impl<G: Gpu> Pool<G> {
         Ok(())
     }
 
-    /// Splits a block out of the free block around it, and marks it live. What is left behind it keeps the free
-    /// block's node.
+    /// Splits a block out of the free block around it, and marks it live. What is left behind it keeps the
+    /// free block's node.
     fn carve(&mut self, free_block: BlockId, block: &BlockInfo, list: u16) {
         let Block {
             address,

@@ -1,8 +1,9 @@
 //! Free lists by stream, and one per arena for blocks whose work has completed.
 //!
-//! A free block is in the list of the stream that freed it: that stream may have it at once, as its later work runs
-//! after its earlier work. Each arena has one more list, *idle*: free blocks whose work is known to have completed
-//! (`epoch`), which any stream may have. Another stream's free blocks can be had behind a wait (`cross_stream`).
+//! A free block is in the list of the stream that freed it: that stream may have it at once, as its later
+//! work runs after its earlier work. Each arena has one more list, *idle*: free blocks whose work is known to
+//! have completed (`epoch`), which any stream may have. Another stream's free blocks can be had behind a wait
+//! (`cross_stream`).
 
 use super::arena::ArenaId;
 use super::bins::Bins;
@@ -10,8 +11,8 @@ use super::block::{Block, BlockId, Blocks, NONE, Nodes};
 use crate::util::zeroed::{Zeroable, Zeroed};
 use std::collections::HashMap;
 
-/// Identifies a stream. A handle alone does not: the driver gives the handle of a destroyed stream to a new one
-/// while the old one's work still runs.
+/// Identifies a stream. A handle alone does not: the driver gives the handle of a destroyed stream to a new
+/// one while the old one's work still runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamKey {
     /// The driver's handle (`CUstream`).
@@ -20,9 +21,9 @@ pub struct StreamKey {
     pub id: u64,
 }
 
-/// The key of memory that no stream orders, as `cudaMalloc`'s: it may be used on any. Its free blocks are all idle,
-/// as they are freed only once nothing uses them. To the driver its handle is the default stream; the id sets it
-/// apart, as the driver counts streams from 1.
+/// The key of memory that no stream orders, as `cudaMalloc`'s: it may be used on any. Its free blocks are all
+/// idle, as they are freed only once nothing uses them. To the driver its handle is the default stream; the
+/// id sets it apart, as the driver counts streams from 1.
 pub const UNORDERED: StreamKey = StreamKey {
     handle: 0,
     id: u64::MAX,
@@ -193,8 +194,8 @@ fn recent_of(key: StreamKey) -> usize {
 /// As many free lists as a `u16` can name.
 struct ListArray([FreeList; 1 << 16]);
 
-// SAFETY: a free list of zeros is one: of numbers, `false`, `NONE` for every block and no box. `FreeLists` drops what
-// comes to be in it.
+// SAFETY: a free list of zeros is one: of numbers, `false`, `NONE` for every block and no box. `FreeLists`
+// drops what comes to be in it.
 #[allow(unsafe_code)]
 unsafe impl Zeroable for ListArray {}
 
@@ -214,8 +215,8 @@ pub struct FreeLists {
     of_arena: Vec<Vec<u16>>,
     /// Lists that were empty at the last scan, and those of arenas that are gone.
     vacant: Vec<u16>,
-    /// The next scan is when `used` is this: seldom, and yet no more than twice as many lists are used as were in
-    /// use at once.
+    /// The next scan is when `used` is this: seldom, and yet no more than twice as many lists are used as
+    /// were in use at once.
     scan_at: usize,
 }
 

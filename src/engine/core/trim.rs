@@ -9,8 +9,8 @@ use super::pool::Pool;
 use super::stream_lists::{FreeList, StreamKey, UNORDERED};
 
 impl<G: Gpu> Pool<G> {
-    /// Unmaps stale mappings, the oldest first, until at most `bound` are left or the next one may still be in
-    /// use. Polls events if it has to.
+    /// Unmaps stale mappings, the oldest first, until at most `bound` are left or the next one may still be
+    /// in use. Polls events if it has to.
     pub(super) fn unmap_stale(&mut self, bound: usize, id: ArenaId) {
         if self.unmap_completed(bound, id) {
             self.epochs.poll(&mut self.gpu);
@@ -103,8 +103,8 @@ impl<G: Gpu> Pool<G> {
     /// Gives back the wholly idle chunks of an arena that have no stale mapping.
     fn release_idle(&mut self, id: ArenaId) -> u64 {
         let arena = &self.arenas[id as usize];
-        // Unordered free blocks are idle too, but stay in their list: coalesced with a stream's free block they
-        // would be that stream's.
+        // Unordered free blocks are idle too, but stay in their list: coalesced with a stream's free block
+        // they would be that stream's.
         let is_idle = |at: u16, it: &FreeList| at == it.idle || it.key == UNORDERED;
         let lists = self.lists.of_arena(id);
         let lists = lists.filter(|(at, it)| is_idle(*at, it));
@@ -137,8 +137,8 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// Gives a chunk back that lies wholly in an idle free block and has no stale mapping. False where the driver
-    /// refuses to unmap it.
+    /// Gives a chunk back that lies wholly in an idle free block and has no stale mapping. False where the
+    /// driver refuses to unmap it.
     pub(super) fn release_chunk(
         &mut self,
         free_block: BlockId,
