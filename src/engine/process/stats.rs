@@ -52,6 +52,8 @@ own! {
         |f| f.of_others().map_or(Value::Null, |it| Value::Object(others(it)));
     "hits", "requests met from memory that was free already",
         |f| json!(f.counters.hits);
+    "cross_stream_reuses", "of those, in memory that another stream freed, which the stream waits for on the GPU",
+        |f| json!(f.counters.cross_stream_reuses);
     "growths", "requests for which new memory was taken from the driver",
         |f| json!(f.counters.growths);
     "stitches", "chunks remapped to make free memory contiguous",
