@@ -45,7 +45,7 @@ const LOADS: &[Load] = &[
 ];
 
 #[test]
-fn generated_loads_stay_within_bounds() {
+fn reserved_memory_of_generated_programs_is_bounded() {
     let mut beyond = Vec::new();
     for load in LOADS {
         for seed in 0..SEEDS {
@@ -77,7 +77,7 @@ fn generated_loads_stay_within_bounds() {
 
 /// A simulated GPU's calls take no time, so there it is said beforehand that moving takes too much.
 #[test]
-fn memory_grows_where_moving_it_takes_too_much_time_and_only_where_it_is_cut_up() {
+fn growth_where_remapping_costs_too_much_and_memory_is_fragmented() {
     // What a script holds at most, and how many chunks its second pass moves.
     let run = |script: &Script, patience: u64| {
         let tuning = Tuning {
@@ -114,7 +114,7 @@ fn memory_grows_where_moving_it_takes_too_much_time_and_only_where_it_is_cut_up(
 
 /// One large block that was there before a job, and was freed, has it hold little more.
 #[test]
-fn a_large_block_before_a_job_costs_little_memory() {
+fn reserved_memory_after_a_large_block_is_freed_is_bounded() {
     for seed in 0..SEEDS {
         for (program, bound) in [
             (programs::training as fn(&mut _) -> _, 1.010),
@@ -139,7 +139,7 @@ fn a_large_block_before_a_job_costs_little_memory() {
 
 /// Two large blocks at a time, of which one comes back a little larger: only the difference is moved.
 #[test]
-fn a_large_block_that_comes_back_larger_has_room_for_it() {
+fn remap_of_a_large_block_that_grows_maps_only_the_difference() {
     const LARGE: u64 = 300 << 20;
     let mut script = Script::default();
     // A gigabyte of free blocks of two chunks.
@@ -193,7 +193,7 @@ fn chunks_for_more(prepare: impl FnOnce(&mut Script)) -> u64 {
 
 /// Larger ones are not made while a program only takes memory, nor where parts of chunks lie free.
 #[test]
-fn chunks_are_larger_where_memory_is_whole() {
+fn growth_takes_larger_chunks_where_memory_is_not_fragmented() {
     // The first of every two blocks is given back: halves of chunks lie free.
     let cut_up = |script: &mut Script| {
         let halves: Vec<_> = (0..64).map(|_| script.take(CHUNK / 2, 0)).collect();

@@ -78,7 +78,7 @@ const STAY: usize = 200;
 /// come back for others; some programs have a private pool to themselves; now and then the cache is
 /// emptied, or a thread looks for idle memory. Some blocks stay for many programs.
 #[test]
-fn what_is_kept_is_bounded_and_flat() {
+fn soak_host_memory_and_addresses_are_bounded_and_flat() {
     let programs: &[fn(&mut Random) -> Script] = &[
         programs::training,
         programs::pipeline,
