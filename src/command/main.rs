@@ -4,6 +4,7 @@
 //! standard error says what), 2 for arguments or an environment that make no sense. `run` leaves with its program's.
 
 mod measured;
+mod ranks;
 mod replay;
 mod report;
 mod run;

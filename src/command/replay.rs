@@ -10,9 +10,10 @@ use crate::trace::{self, Event, Trace};
 use concertina_engine::device::Device;
 use concertina_engine::driver::{self, Functions};
 use concertina_engine::process::allocator::Allocator;
-use concertina_engine::process::lifecycle;
 use concertina_engine::process::stats;
 use concertina_engine::process::stats_file;
+use concertina_engine::process::stats_output;
+use concertina_engine::process::stats_path;
 use concertina_engine::settings::{Settings, variable};
 use concertina_sim::{Bound, Config, Machine, Pace};
 use std::io::{self, Write};
@@ -82,14 +83,14 @@ impl Surroundings {
             return Err(format!("replay: {}", mistake.line));
         }
         complaints.iter().for_each(|it| complain(&it.line));
-        let pattern = variable(lifecycle::VARIABLE).filter(|pattern| !pattern.is_empty());
+        let pattern = variable(stats_output::VARIABLE).filter(|pattern| !pattern.is_empty());
         let path = pattern.map(|pattern| {
-            let path = stats_file::expand(pattern.as_bytes())?;
+            let path = stats_path::expand(pattern.as_bytes())?;
             stats_file::check_writable(&path).map(|()| path)
         });
         let stats = path
             .transpose()
-            .map_err(|failure| format!("replay: {}: {}", lifecycle::VARIABLE, failure.line))?;
+            .map_err(|failure| format!("replay: {}: {}", stats_output::VARIABLE, failure.line))?;
         Ok(Surroundings { settings, stats })
     }
 }
@@ -147,7 +148,7 @@ pub fn run(
     if let Some((path, text)) = stats.as_deref().zip(statistics)
         && let Err(failure) = stats_file::write(path, PATIENCE, || Some(text))
     {
-        complain(&format!("{}: {}", lifecycle::VARIABLE, failure.line));
+        complain(&format!("{}: {}", stats_output::VARIABLE, failure.line));
         all = false;
     }
     Ok(all)

@@ -1,5 +1,6 @@
 //! `concertina report`: what statistics say, for people.
 
+use crate::ranks::Ranks;
 use crate::trace::printable;
 use concertina_engine::process::stats::SCHEMA_VERSION;
 use serde_json::{Map, Value, json};
@@ -39,6 +40,9 @@ pub fn run(options: &Options, out: &mut impl Write) -> io::Result<bool> {
         write_table(out, &identities(&names, &processes), Align::Left)?;
         writeln!(out)?;
         write_table(out, &memory(&processes), Align::Right)?;
+        if let Some(ranks) = Ranks::of(processes.iter()) {
+            write!(out, "\n{}", ranks.text())?;
+        }
         let calls = Calls::of(&processes);
         for (title, calls) in [
             ("the program's calls", calls.program),
@@ -159,6 +163,7 @@ fn report_json(files: usize, names: &[String], processes: &[Value]) -> Value {
         "files": files,
         "files_read": processes.len(),
         "processes": identified.collect::<Vec<_>>(),
+        "ranks": Ranks::of(processes.iter()).map(|ranks| ranks.json()),
         "calls": calls.program,
         "callers": calls.by_library,
         "driver_calls": calls.driver,

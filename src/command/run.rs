@@ -1,9 +1,9 @@
 //! `concertina run`: starts a program with the library preloaded, and has every Python that it is, or
 //! starts, attach concertina to PyTorch.
 
-use concertina_engine::process::lifecycle;
-use concertina_engine::process::stats_file;
-use concertina_engine::settings::{Complaint, DISABLE, Settings, VARIABLES};
+use concertina_engine::process::stats_output;
+use concertina_engine::process::stats_path;
+use concertina_engine::settings::{DISABLE, Diagnostic, Settings, VARIABLES};
 use std::env;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs;
@@ -65,8 +65,8 @@ pub fn run(options: &Options) -> (String, ExitCode) {
     }
     if let Some(stats) = stats {
         // The same for the programs that it starts, wherever they go from here.
-        let path = stats_file::absolute(stats.as_bytes().to_vec());
-        command.env(lifecycle::VARIABLE, OsString::from_vec(path));
+        let path = stats_path::absolute(stats.as_bytes().to_vec());
+        command.env(stats_output::VARIABLE, OsString::from_vec(path));
     }
     if let Some(settings) = settings {
         command.env(VARIABLES[0], settings);
@@ -105,19 +105,19 @@ fn wrong_settings(own: Option<&OsStr>) -> Option<String> {
         };
         Some(text?.to_string_lossy().into_owned())
     });
-    let mistake = complaints.into_iter().find(Complaint::is_mistake);
+    let mistake = complaints.into_iter().find(Diagnostic::is_mistake);
     mistake.map(|complaint| complaint.line)
 }
 
 /// Why the program could not leave its statistics, where some are asked for. It will have the number of
 /// this process.
 fn wrong_stats(option: Option<&OsStr>) -> Option<String> {
-    let variable = env::var_os(lifecycle::VARIABLE).filter(|path| !path.is_empty());
+    let variable = env::var_os(stats_output::VARIABLE).filter(|path| !path.is_empty());
     let (name, pattern) = match (option, variable) {
         (Some(option), _) => ("--stats", option.to_os_string()),
-        (None, variable) => (lifecycle::VARIABLE, variable?),
+        (None, variable) => (stats_output::VARIABLE, variable?),
     };
-    let failure = lifecycle::check_pattern(pattern.as_bytes()).err()?;
+    let failure = stats_output::check_pattern(pattern.as_bytes()).err()?;
     Some(format!("{name}: {}", failure.line))
 }
 

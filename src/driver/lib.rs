@@ -27,6 +27,14 @@ macro_rules! define_table {
 driver_functions!(define_table);
 
 impl Functions {
+    /// For a thread that the library started: its calls are allowed while other threads capture streams, and
+    /// are no part of what is captured.
+    pub fn relax_capture_mode(&self) {
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: `mode` outlives the call.
+        unsafe { (self.cuThreadExchangeStreamCaptureMode)(&mut mode) };
+    }
+
     /// The driver's own name for an error.
     pub fn error_name(&self, error: u32) -> String {
         let mut name: *const c_char = std::ptr::null();

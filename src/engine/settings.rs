@@ -68,7 +68,7 @@ pub struct Settings {
 
 /// A line about the settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Complaint {
+pub struct Diagnostic {
     /// The variable, what it says, and what is wrong with it.
     pub line: String,
     /// What follows from it.
@@ -86,7 +86,7 @@ pub enum Severity {
     Unlimited,
 }
 
-impl Complaint {
+impl Diagnostic {
     /// Whether it keeps a program from starting, where that is still possible.
     pub fn is_mistake(&self) -> bool {
         self.severity >= Severity::Mistake
@@ -129,12 +129,12 @@ impl Default for Settings {
 impl Settings {
     /// The settings of this process's environment, and a line for every mistake in it and for every
     /// setting that has no effect. A process with elevated privileges gets the defaults.
-    pub fn from_environment() -> (Settings, Vec<Complaint>) {
+    pub fn from_environment() -> (Settings, Vec<Diagnostic>) {
         Settings::from_lookup(variable_text)
     }
 
     /// The same with `lookup` in place of the environment.
-    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> (Settings, Vec<Complaint>) {
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> (Settings, Vec<Diagnostic>) {
         let mut settings = Settings::default();
         let mut complaints = Vec::new();
         let mut decided: Vec<&str> = Vec::new();
@@ -178,17 +178,17 @@ impl Settings {
 }
 
 /// A mistake in a variable. PyTorch's may hold what a newer PyTorch knows and this library does not.
-fn mistake(variable: &str, limits: bool, what: String) -> Complaint {
+fn mistake(variable: &str, limits: bool, what: String) -> Diagnostic {
     let severity = match limits {
         true => Severity::Unlimited,
         false if variable == VARIABLES[0] => Severity::Mistake,
         false => Severity::Note,
     };
     let line = format!("{variable}: {what}");
-    Complaint { line, severity }
+    Diagnostic { line, severity }
 }
 
-fn unknown(variable: &str, key: &str, value: &str) -> Complaint {
+fn unknown(variable: &str, key: &str, value: &str) -> Diagnostic {
     let near = near(key);
     let names: Vec<_> = near.iter().map(|setting| setting.key).collect();
     let help = match names.is_empty() {
@@ -350,7 +350,7 @@ table! {
     "stream_waits", Kind::Bool, "True",
         sets!(stream_waits, Bool(yes) => yes),
         "have a stream wait on the GPU for memory that others freed, rather than take more from the \
-         driver; `False` for a program whose kernels never end, or wait for depot work of other streams";
+         driver; `False` for a program whose kernels never end, or wait for later work of other streams";
     "idle_release_ms", Kind::Milliseconds, "0",
         sets!(idle_release, Number(time) => Duration::from_millis(time as u64)),
         "how long memory may lie idle, in whole chunks, before it goes back to the driver; 0 keeps it";
@@ -408,7 +408,7 @@ impl Setting {
         variable: &str,
         text: &str,
         settings: &mut Settings,
-        complaints: &mut Vec<Complaint>,
+        complaints: &mut Vec<Diagnostic>,
     ) {
         let Setting { key, default, .. } = self;
         let is_default = |value: Value| {
@@ -430,7 +430,7 @@ impl Setting {
                         Effect::Pinned => "PyTorch reads it in its own variables",
                         _ => "it is a setting of PyTorch's own allocator",
                     };
-                    complaints.push(Complaint {
+                    complaints.push(Diagnostic {
                         line: format!("{variable}: {key}:{text} has no effect here: {why}"),
                         severity: Severity::Note,
                     });

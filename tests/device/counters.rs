@@ -1,9 +1,9 @@
-//! Counters: compared with a second account of random programs, with each other, and with PyTorch's names.
+//! PoolStats: compared with a second account of random programs, with each other, and with PyTorch's names.
 
 use crate::harness::accounts::{flows, identities};
 use crate::harness::gpu::{Bench, GIB, KIB, MIB, on_card};
 use crate::harness::random_program::{Plan, Runner};
-use concertina_engine::core::{Counters, Usage};
+use concertina_engine::core::{PoolStats, Usage};
 use concertina_engine::process::stats;
 use concertina_engine::settings::Settings;
 use serde_json::{Map, Value};
@@ -185,7 +185,7 @@ fn counters_are_separate_for_the_allocator_and_cuda_functions() {
     let (device, stream) = (bench.device(), bench.gpu.stream());
     let key = device.key(stream);
     let size = 64 * KIB as usize;
-    let live = |origin: &Counters| {
+    let live = |origin: &PoolStats| {
         let flow = origin.all.allocated_bytes;
         (flow.current, flow.peak, flow.allocated)
     };

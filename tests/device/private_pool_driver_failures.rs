@@ -3,7 +3,7 @@
 mod sim_only {
     use crate::harness::gpu::{Bench, GIB, MIB};
     use crate::private_pools::with_pool;
-    use concertina_engine::core::Found;
+    use concertina_engine::core::BlockInfo;
     use concertina_engine::device::{Device, PoolId, Route, Supplier};
     use concertina_engine::driver::sys::CUresult;
     use concertina_engine::settings::Settings;
@@ -115,7 +115,7 @@ mod sim_only {
                 .collect()
         });
         device.release_pool(pool);
-        let state: Vec<Found> = device.pool_blocks(pool).unwrap_or_default();
+        let state: Vec<BlockInfo> = device.pool_blocks(pool).unwrap_or_default();
         for _ in 0..2 {
             if let Some(block) = live.first() {
                 assert_eq!(device.record_use(*block, b), Ok(()));

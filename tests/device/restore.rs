@@ -3,14 +3,14 @@
 use crate::harness::gpu::{Bench, KIB, MIB, on_card};
 use crate::harness::random::Random;
 use crate::private_pools::with_pool;
-use concertina_engine::core::Found;
+use concertina_engine::core::BlockInfo;
 use concertina_engine::device::{NotRestored, PoolId, Route};
 use concertina_engine::settings::Settings;
 
 const POOL: PoolId = (1, 0);
 
 /// Goes back, and allocates what was in use then, in that order.
-fn restore_and_allocate(bench: &Bench, blocks: &[Found]) -> Result<(), NotRestored> {
+fn restore_and_allocate(bench: &Bench, blocks: &[BlockInfo]) -> Result<(), NotRestored> {
     let device = bench.device();
     let route = Route {
         pool: POOL,
@@ -27,7 +27,7 @@ fn restore_and_allocate(bench: &Bench, blocks: &[Found]) -> Result<(), NotRestor
     Ok(())
 }
 
-fn sorted(mut blocks: Vec<Found>) -> Vec<Found> {
+fn sorted(mut blocks: Vec<BlockInfo>) -> Vec<BlockInfo> {
     blocks.sort_by_key(|block| block.start);
     blocks
 }
@@ -150,7 +150,7 @@ fn restore_that_is_refused_changes_nothing() {
     let taken = Err(NotRestored::Taken(second));
     assert_eq!(restore_and_allocate(&bench, &state), taken, "in use");
     bench.free(second);
-    let elsewhere = |start| Found { start, ..state[0] };
+    let elsewhere = |start| BlockInfo { start, ..state[0] };
     for start in [outside, outside + MIB, 0, u64::MAX - 511] {
         let blocks = [state[1], elsewhere(start)];
         assert_eq!(

@@ -5,7 +5,7 @@
 //! a call. Time is taken only where `CONCERTINA_STATS` asks for statistics, by the processor's time stamp
 //! counter, which is read twice a call.
 
-use crate::process::lifecycle;
+use crate::util::fork;
 use serde_json::{Map, Value, json};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -124,7 +124,7 @@ struct Keeper;
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        if lifecycle::in_forked_child() {
+        if fork::in_forked_child() {
             return;
         }
         let mut sheets = SHEETS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -179,7 +179,7 @@ pub struct Started(u64);
 /// A call begins.
 #[inline]
 pub fn start() -> Started {
-    match lifecycle::wants_statistics() {
+    match is_timed() {
         true => Started(ticks()),
         false => Started(0),
     }
@@ -234,12 +234,17 @@ fn ticks() -> u64 {
     }
 }
 
-/// Both clocks at one moment of the past.
+/// Both clocks when [`start_clock`] was called.
 static EPOCH: OnceLock<(Instant, u64)> = OnceLock::new();
 
-/// Has the statistics told how long a tick takes. To be called once, early.
-pub fn set_epoch() {
+/// Has calls timed from now on. To be called once, early: the length of a tick is measured from here on.
+pub fn start_clock() {
     EPOCH.get_or_init(|| (Instant::now(), ticks()));
+}
+
+#[inline]
+fn is_timed() -> bool {
+    EPOCH.get().is_some()
 }
 
 /// `None` where time was not taken.
@@ -276,7 +281,7 @@ pub fn callers_json() -> Value {
 }
 
 fn functions_json(sums: &[Sum; FUNCTIONS.len()]) -> Value {
-    let each = nanoseconds_of_tick().filter(|_| lifecycle::wants_statistics());
+    let each = nanoseconds_of_tick();
     let called = FUNCTIONS.iter().zip(sums).filter(|(_, sum)| sum.count > 0);
     let functions = called.map(|((name, allocates), sum)| {
         let mut object = Map::new();

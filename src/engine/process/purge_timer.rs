@@ -7,7 +7,7 @@
 
 use crate::device::external_cache;
 use crate::process::allocator::Allocator;
-use crate::process::lifecycle;
+use crate::util::fork;
 use crate::util::message;
 use crate::util::thread;
 use parking_lot::Mutex;
@@ -30,19 +30,19 @@ pub fn start(allocator: &'static Allocator) {
         return;
     }
     if !allocator.settings().expandable_segments {
-        message::say("idle_release_ms has no effect with expandable_segments:False");
+        message::print("idle_release_ms has no effect with expandable_segments:False");
         return;
     }
     // SAFETY: the function stays, as the library is never unloaded.
     unsafe { libc::atexit(end) };
     if !thread::start(move || _ = watch(allocator, patience)) {
-        message::say("idle_release_ms has no effect: no thread could be started");
+        message::print("idle_release_ms has no effect: no thread could be started");
     }
 }
 
 extern "C" fn end() {
     // A child may have been forked while the lock was held.
-    if !lifecycle::in_forked_child()
+    if !fork::in_forked_child()
         && let Some(mut ending) = ENDING.try_lock_for(PATIENCE)
     {
         *ending = true;
@@ -57,12 +57,12 @@ fn before_the_end<T>(work: impl FnOnce() -> T) -> Option<T> {
 
 /// Until the process ends.
 fn watch(allocator: &Allocator, patience: Duration) -> Option<Infallible> {
-    allocator.allow_calls_in_captures();
+    allocator.functions().relax_capture_mode();
     let start = Instant::now();
     loop {
         sleep((patience / external_cache::LOOKS).max(Duration::from_millis(1)));
         before_the_end(external_cache::tend)?;
-        for device in allocator.open_devices() {
+        for device in allocator.devices_in_use() {
             // A millisecond at a time: the end of the process does not wait for all of it.
             while before_the_end(|| device.purge_idle(start.elapsed(), patience))? {}
         }

@@ -1,26 +1,16 @@
 //! The statistics as a file: there whole, or not at all.
 
-use crate::settings;
+use crate::process::stats_path::{Failure, host_name};
 use parking_lot::Mutex;
 use serde_json::Value;
-use std::env;
-use std::ffi::{CString, OsString};
+use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::IntoRawFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
-
-/// Why a file was not written.
-#[derive(Debug)]
-pub struct Failure {
-    /// The C library's number for it.
-    pub errno: i32,
-    /// One line that names the path and the reason.
-    pub line: String,
-}
 
 /// One writer at a time, so that an older state never replaces a newer one.
 static WRITING: Mutex<()> = Mutex::new(());
@@ -204,105 +194,4 @@ fn random() -> u64 {
     // No entropy this early: O_EXCL still keeps the file safe, if not its name secret.
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |now| now.as_nanos() as u64) ^ u64::from(std::process::id()) << 32
-}
-
-/// The path that `pattern` stands for: `%p` is the process's id, `%h` the host's name, `%r` the
-/// rank that a launcher gave the process (0 without one), `%%` a per cent sign.
-///
-/// An error is one line that names the pattern and the mistake.
-pub fn expand(pattern: &[u8]) -> Result<PathBuf, Failure> {
-    expand_with(pattern, settings::variable_text)
-}
-
-/// The same with `lookup` in place of the environment.
-pub fn expand_with(
-    pattern: &[u8],
-    lookup: impl Fn(&str) -> Option<String>,
-) -> Result<PathBuf, Failure> {
-    let mistake = |why: &str| Failure {
-        errno: libc::EINVAL,
-        line: format!(
-            "statistics path {:?}: {why}; %p (process), %h (host), %r (rank) and %% are allowed",
-            String::from_utf8_lossy(pattern)
-        ),
-    };
-    let mut path = Vec::with_capacity(pattern.len() + 16);
-    let mut bytes = pattern.iter().copied();
-    while let Some(byte) = bytes.next() {
-        if byte != b'%' {
-            path.push(byte);
-            continue;
-        }
-        match bytes.next() {
-            Some(b'%') => path.push(b'%'),
-            Some(b'p') => path.extend(std::process::id().to_string().bytes()),
-            Some(b'h') => path.extend(host()),
-            Some(b'r') => path.extend(rank(&lookup).as_deref().unwrap_or("0").bytes()),
-            Some(other) => {
-                let other = char::from(other).escape_default();
-                return Err(mistake(&format!("%{other} means nothing")));
-            }
-            None => return Err(mistake("it ends in a single %")),
-        }
-    }
-    if path.is_empty() || path.contains(&0) {
-        return Err(mistake("it names no file"));
-    }
-    Ok(PathBuf::from(OsString::from_vec(path)))
-}
-
-/// `pattern` from the directory that is the current one now, wherever the process goes from here.
-pub fn absolute(pattern: Vec<u8>) -> Vec<u8> {
-    match env::current_dir() {
-        Ok(directory) if !pattern.is_empty() && pattern[0] != b'/' => {
-            let mut path = Vec::new();
-            for byte in directory.into_os_string().into_vec() {
-                path.push(byte);
-                // A per cent sign stands for something else.
-                if byte == b'%' {
-                    path.push(byte);
-                }
-            }
-            path.push(b'/');
-            path.extend(pattern);
-            path
-        }
-        _ => pattern,
-    }
-}
-
-/// Whether `pattern` gives every process a path of its own.
-pub fn names_process(pattern: &[u8]) -> bool {
-    let mut bytes = pattern.iter();
-    while let Some(byte) = bytes.next() {
-        if *byte == b'%' && bytes.next() == Some(&b'p') {
-            return true;
-        }
-    }
-    false
-}
-
-fn host() -> Vec<u8> {
-    let mut name = [0_u8; 256];
-    // SAFETY: gethostname writes at most the bytes it is given; the last one is kept for the end.
-    let result = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
-    let name = name.split(|byte| *byte == 0).next().filter(|_| result == 0);
-    match name {
-        // A host's name becomes part of a file's name, so it can't be allowed to be a path.
-        Some(name) if !name.is_empty() && !name.contains(&b'/') => name.to_vec(),
-        _ => b"localhost".to_vec(),
-    }
-}
-
-/// The host's name.
-pub fn host_name() -> String {
-    String::from_utf8_lossy(&host()).into_owned()
-}
-
-/// The rank that a launcher gave the process.
-pub fn rank(lookup: impl Fn(&str) -> Option<String>) -> Option<String> {
-    ["RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"]
-        .iter()
-        .filter_map(|name| lookup(name))
-        .find(|rank| !rank.is_empty() && rank.bytes().all(|byte| byte.is_ascii_digit()))
 }

@@ -5,7 +5,8 @@
 //! forked from this one has no such thread: there the program's own handler is called, and nothing
 //! else is done.
 
-use crate::process::lifecycle;
+use crate::process::state;
+use crate::process::stats_output;
 use crate::settings::Settings;
 use crate::util::message;
 use crate::util::semaphore::Semaphore;
@@ -30,9 +31,9 @@ pub fn start(settings: &Settings) {
     if asked.is_empty() || STARTED.swap(true, Ordering::Relaxed) {
         return;
     }
-    let no_effect = |keys: &str, why: &str| message::say(&format!("{keys} has no effect{why}"));
-    if !lifecycle::wants_statistics() {
-        let without = format!(" without {}", lifecycle::VARIABLE);
+    let no_effect = |keys: &str, why: &str| message::print(&format!("{keys} has no effect{why}"));
+    if !stats_output::is_wanted() {
+        let without = format!(" without {}", stats_output::VARIABLE);
         return no_effect(&asked.join(", "), &without);
     }
     if let Some(signal) = settings.stats_signal
@@ -43,7 +44,7 @@ pub fn start(settings: &Settings) {
     let report = move || {
         loop {
             sleep(interval);
-            lifecycle::write_now();
+            stats_output::write_now();
         }
     };
     if !interval.is_zero() && !thread::start(report) {
@@ -67,7 +68,7 @@ fn listen(signal: c_int) -> bool {
     let write = || {
         loop {
             WAKE.wait();
-            lifecycle::write_now();
+            stats_output::write_now();
         }
     };
     if !WAKE.start() || !thread::start(write) {
@@ -104,7 +105,7 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
     unsafe {
         let errno = libc::__errno_location();
         let before = *errno;
-        if lifecycle::is_owner() {
+        if state::is_owner() {
             WAKE.post();
         }
         *errno = before;

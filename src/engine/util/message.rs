@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Writes `concertina: line` and a line feed to standard error, in one system call so that lines of
 /// several threads and processes stay whole. Allocates nothing, takes no lock, leaves `errno` as it
 /// was, and gives up without a word when standard error is closed.
-pub fn say(line: &str) {
+pub fn print(line: &str) {
     let part = |text: &str| libc::iovec {
         iov_base: text.as_ptr() as *mut _,
         iov_len: text.len(),
@@ -24,8 +24,8 @@ pub fn say(line: &str) {
 }
 
 /// Says what `line` makes the first time that it is called with this `said`, and nothing after.
-pub fn say_once<L: AsRef<str>>(said: &AtomicBool, line: impl FnOnce() -> L) {
+pub fn print_once<L: AsRef<str>>(said: &AtomicBool, line: impl FnOnce() -> L) {
     if !said.load(Ordering::Relaxed) && !said.swap(true, Ordering::Relaxed) {
-        say(line().as_ref());
+        print(line().as_ref());
     }
 }

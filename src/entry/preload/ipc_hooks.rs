@@ -7,11 +7,11 @@ use super::breaks::is_broken;
 use super::malloc::INVALID_VALUE;
 use super::pointer_attributes::{self, Maker};
 use super::{Answer, primary_context, stream_capture};
-use concertina_engine::core::Found;
+use concertina_engine::core::BlockInfo;
 use concertina_engine::device::Device;
-use concertina_engine::ipc::{self, HANDLE_SIZE, Handle, Imported, Unshared};
+use concertina_engine::ipc::{self, HANDLE_SIZE, Handle, Imported, IpcError};
 use concertina_engine::process::allocator::allocator_in_use;
-use concertina_engine::process::allocator::at_hand;
+use concertina_engine::process::ready_devices::ready_device;
 use concertina_engine::util::message;
 use std::collections::HashMap;
 use std::ffi::{c_uint, c_void};
@@ -36,7 +36,7 @@ struct Open {
     handle: Handle,
     device: &'static Device,
     memory: Arc<Imported>,
-    found: Found,
+    found: BlockInfo,
     /// How often it was opened and not closed.
     count: usize,
 }
@@ -51,7 +51,7 @@ fn all() -> MutexGuard<'static, Option<HashMap<u64, Open>>> {
 }
 
 /// What is open around an address. One relaxed load where nothing ever was.
-pub fn around(address: u64) -> Option<(&'static Device, Found)> {
+pub fn around(address: u64) -> Option<(&'static Device, BlockInfo)> {
     if !ANY.load(Relaxed) {
         return None;
     }
@@ -70,8 +70,9 @@ pub fn get(handle: *mut c_void, address: u64) -> Answer {
     let Some(known) = pointer_attributes::known(address) else {
         // What was freed is not CUDA's to share, though it lies in a segment of CUDA's that is. Where that may
         // be a tensor's, which is part of it, it is.
-        let mut devices = allocator_in_use()?.open_devices();
-        let freed = devices.any(|it| at_hand(it.ordinal()).is_none() && it.is_in_segment(address));
+        let mut devices = allocator_in_use()?.devices_in_use();
+        let freed =
+            devices.any(|it| ready_device(it.ordinal()).is_none() && it.is_in_segment(address));
         return freed.then_some(INVALID_VALUE);
     };
     let (device, found) = (known.device, known.found);
@@ -93,7 +94,7 @@ pub fn get(handle: *mut c_void, address: u64) -> Answer {
             Some(0)
         }
         Err(why) => {
-            message::say_once(&SAID, || {
+            message::print_once(&SAID, || {
                 let remedy = match known.maker {
                     Maker::Allocator => {
                         "expandable_segments:False has tensors in allocations of CUDA's"
@@ -124,8 +125,8 @@ pub fn open(to: *mut u64, handle: IpcHandle, flags: c_uint) -> Answer {
             unsafe { *to = address };
             Some(0)
         }
-        Err(Unshared::Forbidden(why)) => {
-            message::say_once(&SAID, || {
+        Err(IpcError::Forbidden(why)) => {
+            message::print_once(&SAID, || {
                 format!(
                     "cudaIpcOpenMemHandle: {why}; CONCERTINA_CONF=ipc:True in the process that shares \
                      the memory, or for tensors expandable_segments:False, leaves it to CUDA"
@@ -133,11 +134,11 @@ pub fn open(to: *mut u64, handle: IpcHandle, flags: c_uint) -> Answer {
             });
             Some(MAP_FAILED)
         }
-        Err(Unshared::Gone | Unshared::Unknown) => Some(INVALID_VALUE),
+        Err(IpcError::Gone | IpcError::Unknown) => Some(INVALID_VALUE),
     }
 }
 
-fn open_in(device: &'static Device, handle: &Handle) -> Result<u64, Unshared> {
+fn open_in(device: &'static Device, handle: &Handle) -> Result<u64, IpcError> {
     ANY.store(true, Relaxed);
     let mut all = all();
     let all = all.get_or_insert_default();
@@ -147,8 +148,8 @@ fn open_in(device: &'static Device, handle: &Handle) -> Result<u64, Unshared> {
         open.count += 1;
         return Ok(open.found.start);
     }
-    let memory = ipc::open(device, handle)?;
-    let mut found = memory.part(handle).ok_or(Unshared::Gone)?;
+    let memory = ipc::import(device, handle)?;
+    let mut found = memory.subrange(handle).ok_or(IpcError::Gone)?;
     if is_broken("ipc offset") {
         found.start = memory.address();
     }

@@ -170,7 +170,7 @@ fn free_anywhere(address: u64) -> Answer {
     // program so.
     let aside =
         is_relaxed() && !stream_capture::is_on() && !is_broken("wait") && !is_broken("relaxed");
-    let mut devices = allocator.open_devices();
+    let mut devices = allocator.devices_in_use();
     if aside && devices.any(|device| device.free_relaxed(address).is_ok()) {
         return Some(0);
     }
@@ -191,7 +191,7 @@ fn free_anywhere(address: u64) -> Answer {
 #[cold]
 fn free_elsewhere(allocator: &Allocator, here: Option<&Device>, address: u64) -> Answer {
     let others = allocator
-        .open_devices()
+        .devices_in_use()
         .filter(|other| here.is_none_or(|here| here.ordinal() != other.ordinal()));
     for device in others {
         if device.find(address).is_some()
@@ -201,7 +201,7 @@ fn free_elsewhere(allocator: &Allocator, here: Option<&Device>, address: u64) ->
         }
     }
     // Freed already, or the middle of a block: the driver must not take it for the pool's own.
-    let mut devices = allocator.open_devices();
+    let mut devices = allocator.devices_in_use();
     devices
         .any(|device| device.is_in_segment(address))
         .then_some(INVALID_VALUE)

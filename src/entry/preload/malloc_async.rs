@@ -11,7 +11,7 @@ use concertina_engine::core::StreamKey;
 use concertina_engine::device::Device;
 use concertina_engine::device::OutOfMemory;
 use concertina_engine::process::allocator::allocator_in_use;
-use concertina_engine::process::allocator::at_hand;
+use concertina_engine::process::ready_devices::ready_device;
 use std::collections::HashSet;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
@@ -77,7 +77,7 @@ fn noted() -> MutexGuard<'static, Option<HashSet<u64>>> {
 /// Whether blocks of the device in the order of a stream may be another allocator's.
 #[inline]
 fn is_mixed(device: &Device) -> bool {
-    at_hand(device.ordinal()).is_some()
+    ready_device(device.ordinal()).is_some()
 }
 
 /// Notes what was handed out, if it could be taken for a tensor's.
@@ -197,7 +197,7 @@ static HIGHEST: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
 /// The device whose default pool this is, if it has a pool of ours, and the bytes of it in use.
 fn in_use(pool: *mut c_void) -> Option<(&'static AtomicU64, u64)> {
-    let mut devices = allocator_in_use()?.open_devices();
+    let mut devices = allocator_in_use()?.devices_in_use();
     let device = devices.find(|device| default_pool(device.ordinal()) == Some(pool))?;
     let highest = HIGHEST.get(device.ordinal() as usize)?;
     let used = bytes_in_order(device);
@@ -255,7 +255,7 @@ fn free_to_pool(address: u64, stream: u64) -> Answer {
     if stream_capture::is_on() {
         // A graph's own memory, or a free that becomes part of a graph, is the driver's; and it is
         // asked nothing about a stream for memory that is none of ours.
-        let known = allocator.open_devices().any(|it| it.knows(address));
+        let known = allocator.devices_in_use().any(|it| it.knows(address));
         if !known || stream_capture::holds(stream) {
             return None;
         }
@@ -265,7 +265,7 @@ fn free_to_pool(address: u64, stream: u64) -> Answer {
         Ok(stream) => stream,
         Err(status) => {
             // Work has failed, or the stream is none.
-            let known = allocator.open_devices().any(|it| it.knows(address));
+            let known = allocator.devices_in_use().any(|it| it.knows(address));
             return known.then_some(status);
         }
     };
@@ -276,7 +276,7 @@ fn free_to_pool(address: u64, stream: u64) -> Answer {
     if stream.device.is_some_and(|device| free(device).is_ok()) {
         return Some(0);
     }
-    let mut others = allocator.open_devices();
+    let mut others = allocator.devices_in_use();
     others
         .any(|device| device.free_on_other(address, stream.key(device)).is_ok())
         .then_some(0)

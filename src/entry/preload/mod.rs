@@ -39,7 +39,7 @@ pub use preloaded::is_on;
 
 use super::panic_guard::guard;
 use concertina_engine::process::cuda_calls::{self, Function};
-use concertina_engine::process::lifecycle;
+use concertina_engine::util::fork;
 use hooks::{interposed, retried};
 use ipc_hooks::IpcHandle;
 use program_calls::Inside;
@@ -89,7 +89,7 @@ fn attend_counted(
 
 #[inline]
 fn enter() -> Option<Inside> {
-    if !preloaded::is_on() || lifecycle::in_forked_child() {
+    if !preloaded::is_on() || fork::in_forked_child() {
         return None;
     }
     program_calls::enter()

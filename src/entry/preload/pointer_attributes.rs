@@ -5,9 +5,9 @@ use super::breaks::is_broken;
 use super::malloc::INVALID_VALUE;
 use super::malloc_async::default_pool;
 use super::{Answer, driver_table, ipc_hooks, malloc_async, vmm_cache};
-use concertina_engine::core::Found;
+use concertina_engine::core::BlockInfo;
 use concertina_engine::device::Device;
-use concertina_engine::ipc as shared;
+use concertina_engine::device::exported;
 use concertina_engine::process::allocator::allocator_in_use;
 use std::collections::HashMap;
 use std::ffi::{c_uint, c_void};
@@ -33,7 +33,7 @@ pub enum Maker {
 #[derive(Clone, Copy)]
 pub struct Known {
     pub device: &'static Device,
-    pub found: Found,
+    pub found: BlockInfo,
     pub maker: Maker,
 }
 
@@ -79,7 +79,7 @@ fn ours(attribute: c_uint) -> Option<Ours> {
 /// What is around an address, also of another process that is open here. `None` where the driver is to
 /// tell: it knows nothing else but what PyTorch would have had of it, too.
 pub fn known(address: u64) -> Option<Known> {
-    let mut devices = allocator_in_use()?.open_devices();
+    let mut devices = allocator_in_use()?.devices_in_use();
     let own = devices.find_map(|device| Some((device, device.allocation(address)?)));
     let Some((device, allocation)) = own else {
         let (device, found) = ipc_hooks::around(address)?;
@@ -195,7 +195,7 @@ fn buffer_id(address: u64) -> u64 {
 #[inline]
 pub fn forget(address: u64) {
     if !is_broken("ipc freed") {
-        shared::forget(address);
+        exported::revoke(address);
     }
     malloc_async::forget(address);
     if NEXT_ID.load(Relaxed) > FIRST_ID {

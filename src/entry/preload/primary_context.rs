@@ -6,11 +6,11 @@ use super::{Answer, driver_table, ipc_hooks, malloc_async, stream_capture, unpoo
 use crate::entry::{launched_by_run, python, torch};
 use concertina_engine::device::Device;
 use concertina_engine::driver;
-use concertina_engine::process::allocator::allocator;
 use concertina_engine::process::allocator::allocator_in_use;
-use concertina_engine::process::allocator::process_settings;
-use concertina_engine::process::allocator::use_own_settings;
-use concertina_engine::process::lifecycle;
+use concertina_engine::process::settings::ignore_pytorch_variables;
+use concertina_engine::process::settings::process_settings;
+use concertina_engine::process::startup;
+use concertina_engine::process::startup::start_allocator;
 use concertina_engine::util::message;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::Relaxed};
 
@@ -61,7 +61,7 @@ pub fn known(context: usize) -> Option<&'static Device> {
         return None;
     }
     let allocator = allocator_in_use()?;
-    let mut devices = allocator.open_devices();
+    let mut devices = allocator.devices_in_use();
     devices.find(|device| {
         let primary = PRIMARY.get(device.ordinal() as usize);
         primary.is_some_and(|primary| primary.load(Relaxed) == context)
@@ -117,16 +117,16 @@ fn take_up(context: usize) -> Option<&'static Device> {
     {
         choose_settings();
         if process_settings().verbose {
-            message::say(&format!("not on: {why}"));
+            message::print(&format!("not on: {why}"));
         }
         HOPELESS.store(true, Relaxed);
         return None;
     }
-    lifecycle::begin();
-    python::schedule_exit();
-    launched_by_run::at_first_use();
+    startup::initialize();
+    python::schedule_exit_hook();
+    launched_by_run::check_first_use();
     choose_settings();
-    let allocator = allocator()?;
+    let allocator = start_allocator()?;
     let device = allocator.device(ordinal).ok()?;
     if !RELEASED[ordinal as usize].swap(true, Relaxed) {
         // The pool holds the context, so it would outlive the program's last release of it.
@@ -143,7 +143,7 @@ fn take_up(context: usize) -> Option<&'static Device> {
 /// What is set for PyTorch's allocator is PyTorch's own, where that is what runs above us.
 fn choose_settings() {
     if !torch::is_attached() {
-        use_own_settings();
+        ignore_pytorch_variables();
     }
 }
 

@@ -113,7 +113,7 @@ fn give_back(step: Step, is_here: impl Fn(&Device) -> bool) -> bool {
     }
     let devices = allocator_in_use()
         .into_iter()
-        .flat_map(|it| it.open_devices());
+        .flat_map(|it| it.devices_in_use());
     for device in devices {
         match (step, is_here(device)) {
             (Step::Idle, true) | (Step::IdleElsewhere, false) => device.give_idle_back(),

@@ -52,7 +52,7 @@ pub fn destroy(stream: u64) -> Answer {
     if stream > primary_context::PER_THREAD {
         stream_capture::destroy(stream);
         let devices = allocator_in_use().into_iter();
-        for device in devices.flat_map(|it| it.open_devices()) {
+        for device in devices.flat_map(|it| it.devices_in_use()) {
             device.remove_stream(stream);
         }
         LiveStreams::created().remove(stream);
@@ -121,6 +121,6 @@ impl Stream {
 /// A device by its number, if it has a pool.
 #[inline]
 fn device(ordinal: i32) -> Option<&'static Device> {
-    let mut devices = allocator_in_use()?.open_devices();
+    let mut devices = allocator_in_use()?.devices_in_use();
     devices.find(|device| device.ordinal() == ordinal)
 }

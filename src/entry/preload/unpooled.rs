@@ -96,5 +96,5 @@ pub fn forget(ordinal: i32) {
 }
 
 fn device(ordinal: i32) -> Option<&'static Device> {
-    allocator_in_use()?.open_device(ordinal)
+    allocator_in_use()?.device_in_use(ordinal)
 }

@@ -20,7 +20,7 @@ use super::{Answer, driver_table, primary_context, program_calls, retry_oom, str
 use concertina_engine::device::external_cache::{self, Keeper, LOOKS};
 use concertina_engine::device::thread_number;
 use concertina_engine::process::allocator::allocator_in_use;
-use concertina_engine::process::lifecycle;
+use concertina_engine::process::startup;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::slice;
@@ -355,7 +355,7 @@ fn tend() {
 fn prepare() {
     static READY: AtomicBool = AtomicBool::new(false);
     if !READY.load(Relaxed) {
-        lifecycle::begin();
+        startup::initialize();
         external_cache::announce(Keeper { give_back, tend });
         READY.store(primary_context::device().is_some(), Relaxed);
     }
@@ -396,7 +396,7 @@ pub fn create(
     if status == OUT_OF_MEMORY {
         let ask = || with(|pieces| pieces.created(kind, handle, make()));
         let place = Some(asked.location).filter(|it| it.kind == DEVICE);
-        let device = place.and_then(|it| allocator_in_use()?.open_device(it.id));
+        let device = place.and_then(|it| allocator_in_use()?.device_in_use(it.id));
         if let Some(device) = device {
             status = retry_oom::again(device, status, ask);
         }

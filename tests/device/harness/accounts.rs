@@ -1,7 +1,7 @@
 //! A second account of what a program allocates and frees, and the identities that hold between counters.
 
 use crate::harness::gpu::{MIB, rounded};
-use concertina_engine::core::{Counters, Flow, Origin, Usage};
+use concertina_engine::core::{Origin, PoolStats, Stat, Usage};
 use concertina_engine::device::Figures;
 
 /// What was added to and taken from one quantity.
@@ -102,7 +102,7 @@ impl Account {
 
     /// Compares with what the pool counted. Only the pool knows when blocks that other streams
     /// used came free, so those are known between bounds.
-    fn agrees_with(&self, counters: &Counters) {
+    fn agrees_with(&self, counters: &PoolStats) {
         for (name, class, usage) in [
             ("all", &self.all, &counters.all),
             ("small", &self.small, &counters.small),
@@ -149,7 +149,7 @@ impl Account {
         }
     }
 
-    fn agrees_at_rest(&self, counters: &Counters) {
+    fn agrees_at_rest(&self, counters: &PoolStats) {
         self.agrees_with(counters);
         assert_eq!(counters.pending_bytes, 0);
         for usage in [&counters.all, &counters.small, &counters.large] {
@@ -167,7 +167,7 @@ impl Account {
     }
 }
 
-pub fn flows(usage: &Usage) -> [(&'static str, Flow); 9] {
+pub fn flows(usage: &Usage) -> [(&'static str, Stat); 9] {
     [
         ("allocation", usage.allocation),
         ("segment", usage.segment),
@@ -196,8 +196,8 @@ pub fn identities(figures: &Figures) {
 }
 
 /// PyTorch's identities, for one origin's blocks.
-fn of_one_origin(counters: &Counters) {
-    let Counters {
+fn of_one_origin(counters: &PoolStats) {
+    let PoolStats {
         all, small, large, ..
     } = counters;
     for (name, flow) in [all, small, large].into_iter().flat_map(flows) {

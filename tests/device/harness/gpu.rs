@@ -246,7 +246,7 @@ impl Bench {
     /// The end of a test that has freed everything: nothing is broken, and all memory goes back.
     pub fn finish(&self) {
         self.gpu.settle();
-        for device in self.allocator.open_devices() {
+        for device in self.allocator.devices_in_use() {
             assert_eq!(device.check(), Ok(()));
             device.empty_cache();
             assert_eq!(device.check(), Ok(()));
@@ -368,7 +368,7 @@ impl Gpu {
     /// Ends a stream; its work goes on.
     pub fn destroy(&self, stream: u64) {
         let allocator = self.allocator.upgrade();
-        for device in allocator.iter().flat_map(|it| it.open_devices()) {
+        for device in allocator.iter().flat_map(|it| it.devices_in_use()) {
             device.remove_stream(stream);
         }
         // SAFETY: a stream of ours, not used by this handle again.

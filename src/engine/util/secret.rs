@@ -1,25 +1,25 @@
-//! What shows that a process was given a handle: bytes of the system's that nobody can guess.
+//! Secrets in IPC handles: random bytes that prove that a process was sent the handle.
 
 use std::fmt;
 use std::hint::black_box;
 use std::io;
 
-/// The secret of one thing that is shared. It is in the thing's handles, and nowhere else.
+/// The secret of one span or allocation: only its handles hold it. Never printed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct Secret([u8; 16]);
 
 impl Secret {
-    /// Of nothing: no question with it is answered.
+    /// For requests that need none. Never generated.
     pub const NONE: Secret = Secret([0; 16]);
 
-    /// Another one each time.
+    /// A new random secret.
     pub fn new() -> io::Result<Secret> {
         random().map(Secret)
     }
 
-    /// Whether they are the same. Takes as long wherever they differ, so that nobody finds one byte by byte.
-    pub fn is(&self, other: &Secret) -> bool {
+    /// Whether they are equal, in constant time, so that a secret cannot be guessed byte by byte.
+    pub fn matches(&self, other: &Secret) -> bool {
         let pairs = self.0.iter().zip(&other.0);
         black_box(pairs.fold(0, |found, (one, two)| found | black_box(one ^ two))) == 0
     }
@@ -31,7 +31,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Bytes that nobody can guess.
+/// 16 random bytes from the system.
 pub fn random() -> io::Result<[u8; 16]> {
     let mut bytes = [0; 16];
     loop {
@@ -40,7 +40,7 @@ pub fn random() -> io::Result<[u8; 16]> {
         if got == bytes.len() as isize {
             return Ok(bytes);
         }
-        // So few bytes come whole or not at all.
+        // Requests of up to 256 bytes are never met in part.
         let error = io::Error::last_os_error();
         if error.kind() != io::ErrorKind::Interrupted {
             return Err(error);
@@ -58,11 +58,11 @@ mod tests {
             Secret::new().expect("random"),
             Secret::new().expect("random"),
         );
-        assert!(one.is(&one) && !one.is(&two) && !one.is(&Secret::NONE));
+        assert!(one.matches(&one) && !one.matches(&two) && !one.matches(&Secret::NONE));
         for bit in 0..128 {
             let mut other = one;
             other.0[bit / 8] ^= 1 << (bit % 8);
-            assert!(!one.is(&other), "bit {bit}");
+            assert!(!one.matches(&other), "bit {bit}");
         }
         assert_eq!(format!("{one:?}"), "a secret");
     }
