@@ -320,7 +320,7 @@ fn allocating(
     rig: &Rig,
     capture: CUstreamCaptureMode,
     caller: CUstreamCaptureMode,
-    elsewhere: bool,
+    other_thread: bool,
 ) -> (bool, bool) {
     let a = stream();
     begin(a, capture);
@@ -334,7 +334,7 @@ fn allocating(
             answer == 0
         }
     };
-    let allowed = match elsewhere {
+    let allowed = match other_thread {
         false => call(),
         true => std::thread::scope(|scope| {
             let machine = rig.machine.clone();

@@ -10,7 +10,7 @@ cases! {
     cuda_malloc_while_every_driver_call_allocates: runs "runtime_symbols", on [NESTED_CALLS], notices_broken ["inside"];
 }
 
-/// What the environment can say, of a program that runs the same all the time.
+/// On a device without virtual memory, and with `expandable_segments:False`.
 #[test]
 fn cuda_malloc_where_memory_cannot_be_mapped() {
     for (name, variable) in [

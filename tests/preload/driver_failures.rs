@@ -5,7 +5,7 @@ use crate::library::breakable_library;
 use crate::library::library;
 use std::fs;
 
-/// A call of the pool's that the driver refuses, once or always, is none that the program notices.
+/// The program does not notice calls of the pool that fail, once or always.
 #[test]
 fn driver_failure_of_the_pools_calls_is_not_noticed() {
     let case = Case::of("runtime_symbols");
@@ -34,21 +34,21 @@ fn driver_failure_of_the_pools_calls_is_not_noticed() {
     }
 }
 
-/// Whichever call of the driver's fails, at whichever use: the program gets that error, or none; what it
-/// holds stays as it is; and nothing is lost.
+/// Each driver call fails at each of its uses: the program gets that error, or none; its memory keeps its
+/// contents; and nothing leaks.
 #[test]
 fn driver_failure_of_any_call() {
     /// Uses of a function that are tried, at most.
     const USES: u64 = 8;
     const GOOD: &str = "0 wrong, all there\nexit status: 0";
-    /// How a line begins that says why there is no pool, or one without mapped memory.
+    /// How lines begin that say why there is no pool, or one without mapped memory.
     const SAID: [&str; 2] = [
         "concertina: no memory can be had: the CUDA driver does not start: ",
         "concertina: device 0 (Simulated GPU) cannot map memory: ",
     ];
     let case = Case::of("driver_failures");
     let trial = Trial::new("unlucky", &case);
-    let kept = trial.scratch.path().join("report");
+    let report_file = trial.scratch.path().join("report");
     let mut mistakes = Vec::new();
     for (pace, conf) in [
         ("immediate", ""),
@@ -60,7 +60,7 @@ fn driver_failure_of_any_call() {
             let mut variables = vec![
                 ("STANDIN_MEMORY_MB", "160"),
                 ("STANDIN_PACE", pace),
-                ("STANDIN_REPORT", kept.to_str().expect("text")),
+                ("STANDIN_REPORT", report_file.to_str().expect("text")),
                 ("CONCERTINA_CONF", conf),
             ];
             if !failure.is_empty() {
@@ -73,7 +73,7 @@ fn driver_failure_of_any_call() {
                 .filter(|line| !SAID.iter().any(|it| line.starts_with(it)));
             let said = said.collect::<Vec<_>>().join("\n");
             let violations = fs::read_to_string(trial.violations()).unwrap_or_default();
-            let report = report(&kept);
+            let report = report(&report_file);
             let left = |name| report.iter().any(|(it, count)| it == name && *count > 0);
             let counts = [
                 "allocation",
@@ -110,7 +110,7 @@ fn driver_failure_of_any_call() {
     assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
 }
 
-/// Failures that the program has to hear of.
+/// Errors that the program has to get: of its own work, and of a device without memory.
 #[test]
 fn driver_failure_of_the_programs_work_reaches_the_program() {
     let case = Case::of("failed_work");

@@ -10,8 +10,8 @@ cases! {
     ipc_with_expandable_segments_off: runs "ipc", set "expandable_segments:False", pool_serves 5, notices_broken ["ipc", "ipc offset"];
 }
 
-/// A process without the library cannot open what one with it shares, and nobody knows; a setting makes
-/// it CUDA's own.
+/// A process without the library cannot open a handle of one that has it: a line says so and names the setting
+/// `ipc:True`, with which handles are CUDA's own.
 #[test]
 fn ipc_handle_that_others_cannot_open_is_explained() {
     let case = Case::of("ipc_unopened_handle");
@@ -28,7 +28,7 @@ fn ipc_handle_that_others_cannot_open_is_explained() {
     assert_eq!(trial.run(Some(library()), &with), (bare, 0));
 }
 
-/// What was freed opens no more. Of CUDA's own it may, so that there is nothing to compare on a GPU.
+/// The handle of a freed block cannot be opened. CUDA's own may, so that there is nothing to compare with.
 #[test]
 fn ipc_handle_ends_with_its_memory() {
     let case = Case::of("ipc freed");

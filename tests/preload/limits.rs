@@ -39,8 +39,8 @@ fn limit_is_all_the_memory_there_is() {
     let relaxed = [("CONCERTINA_CONF", "limit:64MiB,free:relaxed")];
     assert_eq!(trial.run(Some(library()), &relaxed), (said.clone(), 65));
     // Also what the driver hands out in the pool's place.
-    let outside = [("CONCERTINA_CONF", "limit:64MiB,ipc:True")];
-    assert_eq!(trial.run(Some(library()), &outside), (said, 1));
+    let driver_memory = [("CONCERTINA_CONF", "limit:64MiB,ipc:True")];
+    assert_eq!(trial.run(Some(library()), &driver_memory), (said, 1));
 }
 
 #[test]
@@ -50,10 +50,10 @@ fn limit_counts_what_the_driver_allocates() {
         ..Case::of("limit_counts_driver_memory")
     };
     let trial = Trial::new("limit-driver", &case);
-    let kept = trial.scratch.path().join("report");
-    let report_to = [("STANDIN_REPORT", kept.to_str().expect("text"))];
+    let report_file = trial.scratch.path().join("report");
+    let report_to = [("STANDIN_REPORT", report_file.to_str().expect("text"))];
     let (said, pooled) = trial.run(Some(library()), &report_to);
-    let most = report(&kept).into_iter().find(|it| it.0 == "most");
+    let most = report(&report_file).into_iter().find(|it| it.0 == "most");
     assert_eq!(most, Some(("most".to_string(), 64 << 20)));
     assert_eq!(
         said,
@@ -81,6 +81,6 @@ fn limit_counts_what_the_driver_allocates() {
          62 of 64 MiB\n\
          exit status: 0"
     );
-    // One of them in a capture, of what the pool kept.
+    // One of them in a capture, of the pool's cached memory.
     assert_eq!(pooled, 5);
 }

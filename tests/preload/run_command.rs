@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// The command does no more than set the environment, and leaves with the program's status.
+/// The command only sets the environment, and exits with the program's status.
 #[test]
 fn run_command_starts_a_program() {
     let case = Case::of("limit");
@@ -47,16 +47,16 @@ fn run_command_starts_a_program() {
     let said = String::from_utf8_lossy(&ended.stdout);
     assert_eq!(said, format!("{library}:{other} free:strict\n"));
 
-    // The path of the statistics is the same for programs that go elsewhere.
+    // The statistics' path holds for programs that change their directory.
     let directory = trial.scratch.path().join("5%p");
     fs::create_dir(&directory).expect("a directory");
-    let elsewhere = path(&trial.scratch.path().join("stats.json"));
+    let absolute = path(&trial.scratch.path().join("stats.json"));
     for (given, expected) in [
         (
             "stats-%p.json",
             format!("{}/stats-%p.json", path(&trial.scratch.path().join("5%%p"))),
         ),
-        (&elsewhere, elsewhere.clone()),
+        (&absolute, absolute.clone()),
     ] {
         let options = ["--library", &library, "--stats", given, "sh", "-c"];
         let mut shell = concertina(&options);
@@ -145,7 +145,7 @@ fn run_command_starts_a_program() {
     }
 }
 
-/// What is set wrong is said before the program starts, which it then does not.
+/// A mistake in a setting is said, and the program is not started.
 #[test]
 fn run_command_refuses_wrong_settings() {
     let start = |variable: &str, value: &str| {
@@ -198,7 +198,7 @@ fn run_command_refuses_wrong_settings() {
     }
 }
 
-/// One line, from each process that uses the GPU and no other.
+/// One line, from processes that use the GPU only.
 #[test]
 fn verbose_says_that_the_library_is_on() {
     let case = Case::of("runtime_symbols");

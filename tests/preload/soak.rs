@@ -1,11 +1,12 @@
-//! Long runs of changing loads: nothing adds up.
+//! Soak: long runs of changing loads do not leak.
 
 use crate::harness::{Case, Trial};
 use crate::library::{breakable_library, library};
 use std::fs;
 use std::path::Path;
 
-/// Loads that change from round to round, and storms that take all memory: nothing adds up.
+/// Loads that change from round to round, and others that use up all memory: memory keeps its contents, and does
+/// not grow.
 #[test]
 fn soak_memory_does_not_grow() {
     let case = Case::of("soak");

@@ -13,7 +13,7 @@ cases! {
     vmm_cache_makes_way_for_cuda_malloc_without_the_pool_under_a_limit: runs "vmm_map 400", on [MEMORY_512_MB], set "ipc:True,limit:500MiB", notices_broken ["kept back"];
 }
 
-/// Whatever a program does with memory of its own, wrong calls among it, says what it says bare.
+/// Random calls that map and unmap, wrong ones among them, return what they return bare.
 #[test]
 fn vmm_cache_under_random_calls() {
     const SEEDS: u32 = 10;
@@ -38,18 +38,18 @@ fn vmm_cache_under_random_calls() {
     assert!(noticed > 0, "of {}", 2 * SEEDS);
 }
 
-/// Memory that the program maps itself, as it takes it down, is left up for its next request, and goes back
-/// where nobody asks for it any more.
+/// Memory that the program unmaps stays mapped for its next identical request, and returns to the driver when it
+/// is idle.
 #[test]
 fn vmm_cache_saves_driver_calls_until_it_is_purged() {
     let case = Case::of("vmm_map");
     let trial = Trial::new("mapped-again", &case);
-    let kept = trial.scratch.path().join("report");
+    let report_file = trial.scratch.path().join("report");
     let calls = |library: Option<&Path>, more: &[(&str, &str)], arguments: &[&str]| {
-        let mut variables = vec![("STANDIN_REPORT", kept.to_str().expect("text"))];
+        let mut variables = vec![("STANDIN_REPORT", report_file.to_str().expect("text"))];
         variables.extend(more);
         trial.run_with(library, &variables, arguments);
-        report(&kept)
+        report(&report_file)
     };
     let of = |report: &[(String, u64)], name: &str| {
         let found = report.iter().find(|(it, _)| it == name);
@@ -85,7 +85,7 @@ fn vmm_cache_saves_driver_calls_until_it_is_purged() {
     }
 }
 
-/// Addresses that a program has given back are there for it again. A real driver gives such only sometimes.
+/// A program that has freed addresses gets them when it asks for them. A real driver gives them only sometimes.
 #[test]
 fn vmm_cache_frees_addresses_that_the_program_asks_for() {
     let case = Case {

@@ -3,8 +3,8 @@
 use crate::harness::{SIGTERM, allocated, c, exits, only, python, read, scratch, terminate};
 use std::os::unix::process::ExitStatusExt;
 
-/// The settings under which a thread gives idle memory back, looking as often as it can.
-const RESTLESS: (&str, &str) = ("CONCERTINA_CONF", "idle_release_ms:1");
+/// The setting with which the timer purges as often as it can.
+const SHORT_TIMEOUT: (&str, &str) = ("CONCERTINA_CONF", "idle_release_ms:1");
 
 #[test]
 fn purge_timer_returns_idle_memory() {
@@ -25,7 +25,7 @@ free(block)
 while held() > 0: time.sleep(0.001)
 ";
     let mut command = python(text, &file);
-    command.env(RESTLESS.0, RESTLESS.1);
+    command.env(SHORT_TIMEOUT.0, SHORT_TIMEOUT.1);
     assert_eq!(exits(command, 0), "");
     assert_eq!(allocated(&only(&scratch, "stats.json")), 0);
 }
@@ -56,14 +56,14 @@ fn purge_timer_while_a_process_forks_and_exits() {
     for (case, code) in ends.repeat(3) {
         scratch!(scratch, file);
         let mut command = c(case, &file);
-        command.env(RESTLESS.0, RESTLESS.1);
+        command.env(SHORT_TIMEOUT.0, SHORT_TIMEOUT.1);
         let errors = exits(command, code);
         assert!(!errors.contains("failed"), "{case}: {errors}");
         read(&only(&scratch, "stats.json"));
     }
     scratch!(scratch, file);
     let mut command = c("hammer", &file);
-    command.env(RESTLESS.0, RESTLESS.1);
+    command.env(SHORT_TIMEOUT.0, SHORT_TIMEOUT.1);
     let (status, _) = terminate(command);
     assert_eq!(status.signal(), Some(SIGTERM), "{status}");
     read(&only(&scratch, "stats.json"));

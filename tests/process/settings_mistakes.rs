@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-/// What is wrong is said when the library is loaded, once, by a process that does not use it, too.
+/// A mistake is said once, when the library is loaded, also by a process that does not use it.
 #[test]
 fn settings_mistakes_are_said_at_the_start() {
     scratch!(scratch, file);
@@ -58,7 +58,7 @@ fn settings_mistakes_are_said_at_the_start() {
     assert_eq!(exits(command, 0), "");
 }
 
-/// Whoever only calls the library's functions gets no memory rather than any.
+/// A program that calls the library's functions gets no memory, rather than memory without the limit.
 #[test]
 fn settings_mistakes_in_a_limit_refuse_all_memory() {
     scratch!(scratch, file);
@@ -75,7 +75,7 @@ fn settings_mistakes_in_a_limit_refuse_all_memory() {
     drop(scratch);
 }
 
-/// The one line that a failed `CONCERTINA_STATS` leaves, the exit status being what it was.
+/// A wrong `CONCERTINA_STATS` prints one line, and does not change the exit status.
 #[track_caller]
 fn complains(stats: &Path, about: &str) {
     let errors = exits(c("exit", stats), 3);

@@ -73,7 +73,7 @@ subprocess.run([sys.executable, '-c', child, sys.argv[1]], check=True)
     assert_eq!(allocated(&only(&scratch, "stats.json")), MIB);
 }
 
-/// A shell script that is preloaded leaves one file, not one for each program that it calls.
+/// A preloaded shell script leaves one file, not one for each program that it runs.
 #[test]
 fn statistics_file_of_a_preloaded_shell_covers_its_child_processes() {
     scratch!(scratch, _file);
