@@ -148,7 +148,7 @@ impl Trial<'_> {
         // A program that hangs is ended; with broken behaviour one may.
         let broken = variables.iter().any(|it| it.0 == "CONCERTINA_BREAK");
         let mut command = Command::new("timeout");
-        command.arg(if broken { "10" } else { "60" });
+        command.arg(if broken { "10" } else { "300" });
         command.arg(&self.program).args(arguments);
         for name in [
             "CONCERTINA_CONF",
