@@ -41,15 +41,15 @@ pub fn run(command: &mut Command, preload: Option<&Path>) -> Output {
     finish(command)
 }
 
-/// What a command that is ready to run says.
+/// Runs a command as it is.
 pub fn finish(command: &mut Command) -> Output {
     command
         .output()
         .unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }
 
-/// What `command` makes leaves with the same status and says the same, preloaded as bare; returns
-/// what it says.
+/// Asserts that the commands of `command` print the same and exit with the same status, preloaded as bare. Returns
+/// what they print.
 #[track_caller]
 pub fn same(mut command: impl FnMut() -> Command) -> String {
     let bare = run(&mut command(), None);
@@ -216,7 +216,7 @@ pub fn compare(name: &str, case: &Case) {
     }
 }
 
-/// How many allocations the pool of a process served, as its statistics say.
+/// How many allocations the pool of a process served, by its statistics.
 pub fn served(stats: &Path) -> u64 {
     counted(stats, "allocation.all.allocated")
 }
@@ -280,7 +280,7 @@ pub const PEERS: (&str, &str) = ("STANDIN_PEERS", "1");
 /// Every driver call first allocates and frees memory by the process's functions, as tools that watch a driver may.
 pub const NESTED_CALLS: (&str, &str) = ("STANDIN_NESTED", "1");
 
-/// What the stand-in reports at exit: how often each function was called, and what was not given back.
+/// What the stand-in reports at exit: how often each function was called, and what was not freed.
 pub fn report(path: &Path) -> Vec<(String, u64)> {
     let text = fs::read_to_string(path).expect("a report");
     let entry = |line: &str| {

@@ -13,7 +13,7 @@ pub const MIB: u64 = 1 << 20;
 
 pub const SIGTERM: i32 = 15;
 
-/// The C program of `tests/programs`, compiled once.
+/// `tests/programs/process.c`, compiled once.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<(Scratch, PathBuf)> = OnceLock::new();
     let (_, program) = PROGRAM.get_or_init(|| {
@@ -42,7 +42,7 @@ pub fn program() -> &'static Path {
     program
 }
 
-/// The environment that every process here runs in, with the statistics going to `stats`.
+/// Sets the environment of a process, with statistics written to `stats`.
 pub fn environment<'a>(command: &'a mut Command, stats: &Path) -> &'a mut Command {
     for name in [
         "PYTORCH_CUDA_ALLOC_CONF",
@@ -90,7 +90,7 @@ pub fn run(mut command: Command) -> Output {
         .unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }
 
-/// Runs `command` to an exit with `code`, and returns what it says on standard error.
+/// Runs `command`, asserts that it exits with `code`, and returns what it prints on standard error.
 #[track_caller]
 pub fn exits(command: Command, code: i32) -> String {
     let output = run(command);
@@ -104,7 +104,7 @@ pub fn exits(command: Command, code: i32) -> String {
     errors
 }
 
-/// Runs `command` until it says `ready`, sends it SIGTERM, and returns what becomes of it.
+/// Runs `command` until it prints `ready`, sends it SIGTERM, and returns its status and output.
 #[track_caller]
 pub fn terminate(mut command: Command) -> (ExitStatus, String) {
     let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
@@ -125,7 +125,7 @@ pub fn terminate(mut command: Command) -> (ExitStatus, String) {
     (status, lines.map_while(Result::ok).collect())
 }
 
-/// The statistics in `file`, whole.
+/// The statistics in `file`, which has to be complete.
 #[track_caller]
 pub fn read(file: &Path) -> Value {
     let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{file:?}: {error}"));
@@ -135,7 +135,7 @@ pub fn read(file: &Path) -> Value {
     stats
 }
 
-/// The bytes that are allocated on all devices according to `file`.
+/// Allocated bytes of all devices, by the statistics in `file`.
 #[track_caller]
 pub fn allocated(file: &Path) -> u64 {
     let stats = read(file);
@@ -148,7 +148,7 @@ pub fn allocated(file: &Path) -> u64 {
     devices.iter().map(bytes).sum()
 }
 
-/// The files in `directory`: nothing temporary may be left.
+/// The names of the files in `directory`.
 pub fn files(directory: &Path) -> Vec<String> {
     let mut names: Vec<_> = fs::read_dir(directory)
         .expect("a directory")
@@ -164,7 +164,7 @@ pub fn files(directory: &Path) -> Vec<String> {
     names
 }
 
-/// The one file that is in `scratch`, under `name`.
+/// The path of `name`, which has to be the only file in `scratch`: no temporary one may be left.
 #[track_caller]
 pub fn only(scratch: &Scratch, name: &str) -> PathBuf {
     assert_eq!(files(scratch.path()), [name]);
@@ -181,7 +181,7 @@ macro_rules! scratch {
 }
 pub(crate) use scratch;
 
-/// Statistics that say that no GPU was used.
+/// Asserts that the statistics in `file` say that no GPU was used.
 #[track_caller]
 pub fn is_unused(file: &Path) -> Value {
     let stats = read(file);
