@@ -278,8 +278,8 @@ mod sim_only {
         }
     }
 
-    /// What is known of one capture does not apply to the next one, and blocks that it left deferred are freed
-    /// after it.
+    /// What is known of one capture does not apply to the next one, and blocks that it left deferred are
+    /// freed after it.
     #[test]
     fn capture_reuse_state_ends_with_the_capture() {
         let Some(bench) = simulated("capture_reuse_state_ends_with_the_capture", true) else {

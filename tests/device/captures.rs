@@ -1,5 +1,5 @@
-//! Captures: no call that the library makes breaks one, whether it begins with a private pool, without one, or
-//! where the library cannot see it.
+//! Captures: no call that the library makes breaks one, whether it begins with a private pool, without one,
+//! or where the library cannot see it.
 
 use crate::harness::gpu::Bench;
 use crate::private_pools::{SIZE, begin, with_pool};
@@ -46,8 +46,8 @@ mod sim_only {
     use concertina_sim::{Config, Pace};
     use std::process::Command;
 
-    /// Runs the test of this name in a process that is told to expect captures which the library cannot see: a
-    /// process says so once, for good. True in that process.
+    /// Runs the test of this name in a process that is told to expect captures which the library cannot see:
+    /// a process says so once, for good. True in that process.
     fn in_a_process_of_its_own(name: &str) -> bool {
         const UNSEEN: &str = "CONCERTINA_TEST_UNSEEN";
         if std::env::var_os(UNSEEN).is_some() {
@@ -67,7 +67,8 @@ mod sim_only {
         false
     }
 
-    /// All of the device's memory is freed on a stream that is destroyed; waiting for it must not need memory.
+    /// All of the device's memory is freed on a stream that is destroyed; waiting for it must not need
+    /// memory.
     #[test]
     fn capture_that_cannot_be_seen_a_full_device_is_waited_for_without_memory() {
         let name = "captures::sim_only::capture_that_cannot_be_seen_a_full_device_is_waited_for_without_memory";

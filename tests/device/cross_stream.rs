@@ -1,6 +1,6 @@
-//! Cross-stream reuse: a stream takes memory that another has freed, and waits on the GPU for the work that had
-//! been submitted when it was freed, and for no more: work that is submitted afterwards may itself wait for the
-//! waiting stream, as a receive that is posted first waits for a send.
+//! Cross-stream reuse: a stream takes memory that another has freed, and waits on the GPU for the work that
+//! had been submitted when it was freed, and for no more: work that is submitted afterwards may itself wait
+//! for the waiting stream, as a receive that is posted first waits for a send.
 
 use crate::harness::gpu::{Bench, Held, KIB, MIB};
 use crate::record_stream::overlap;
@@ -15,8 +15,8 @@ pub fn freed_while_its_stream_works(bench: &Bench, size: u64, stream: u64) -> (u
     (block, held)
 }
 
-/// Rather than grow, the pool gives one stream what another freed, and makes it wait on the GPU; the host does
-/// not wait.
+/// Rather than grow, the pool gives one stream what another freed, and makes it wait on the GPU; the host
+/// does not wait.
 #[test]
 fn cross_stream_reuse_waits_on_the_gpu_for_the_stream_that_freed() {
     let bench = Bench::new(Settings::default());
@@ -246,7 +246,8 @@ mod sim_only {
         bench.finish();
     }
 
-    /// Two neighbours are freed, with work in between: reuse of the first waits only for work before its free.
+    /// Two neighbours are freed, with work in between: reuse of the first waits only for work before its
+    /// free.
     #[test]
     fn cross_stream_reuse_of_coalesced_memory_waits_for_the_part_that_is_taken() {
         let bench = bench();
@@ -309,7 +310,8 @@ mod sim_only {
         bench.finish();
     }
 
-    /// Chunks of a stream's free memory are remapped for a request of its own, which leaves a part of them over: another stream that gets that part waits for what used the chunks before.
+    /// Chunks of a stream's free memory are remapped for a request of its own, which leaves a part of them
+    /// over: another stream that gets that part waits for what used the chunks before.
     #[test]
     fn cross_stream_reuse_of_remapped_memory_waits_for_its_earlier_users() {
         let settings = Settings {

@@ -35,8 +35,8 @@ fn device_reset_leaves_no_block() {
     }
 }
 
-/// Threads free while the device is reset: blocks in a thread's magazine or a stream cache end with the others,
-/// and are not handed out again.
+/// Threads free while the device is reset: blocks in a thread's magazine or a stream cache end with the
+/// others, and are not handed out again.
 #[test]
 fn device_reset_while_threads_free() {
     // More than share one event; as many as a stream cache takes.

@@ -3,8 +3,8 @@
 use crate::harness::gpu::{Bench, MIB};
 use concertina_engine::settings::Settings;
 
-/// Memory that cudaFree freed is idle, and returns to the driver whatever still runs. Memory that a stream's work
-/// may still use stays.
+/// Memory that cudaFree freed is idle, and returns to the driver whatever still runs. Memory that a stream's
+/// work may still use stays.
 #[test]
 fn empty_cache_of_idle_memory_does_not_wait_for_running_work() {
     let bench = Bench::new(Settings::default());

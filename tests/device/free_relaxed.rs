@@ -1,5 +1,5 @@
-//! `free:relaxed`: cudaFree returns at once, and a block is reused only after all work that was submitted before,
-//! whichever threads free.
+//! `free:relaxed`: cudaFree returns at once, and a block is reused only after all work that was submitted
+//! before, whichever threads free.
 
 use crate::harness::accounts::identities;
 use crate::harness::gpu::{Bench, KIB, MIB, on_card};

@@ -1,5 +1,5 @@
-//! The simulated GPU detects programs that misuse memory, so that the tests here can fail. A card punishes such
-//! mistakes rarely and late.
+//! The simulated GPU detects programs that misuse memory, so that the tests here can fail. A card punishes
+//! such mistakes rarely and late.
 
 mod sim_only {
     use crate::harness::gpu::{Bench, MIB};

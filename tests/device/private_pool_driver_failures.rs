@@ -56,8 +56,8 @@ mod sim_only {
         });
     }
 
-    /// Pools grow, are released before and after their blocks are freed, and are replaced by others; other streams
-    /// use some blocks, and some are freed during a capture.
+    /// Pools grow, are released before and after their blocks are freed, and are replaced by others; other
+    /// streams use some blocks, and some are freed during a capture.
     fn pools_close(bench: &Bench) {
         let (device, machine) = (bench.device(), bench.machine());
         let [a, b] = [(); 2].map(|()| bench.gpu.stream());

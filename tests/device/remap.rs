@@ -145,8 +145,8 @@ fn remap_old_and_new_address_show_the_same_bytes() {
     bench.finish();
 }
 
-/// Far more chunks are remapped than old mappings may stay, while work under them still runs: they stay mapped,
-/// nothing waits, and they are unmapped afterwards.
+/// Far more chunks are remapped than old mappings may stay, while work under them still runs: they stay
+/// mapped, nothing waits, and they are unmapped afterwards.
 #[test]
 fn remap_keeps_old_mappings_while_work_under_them_runs() {
     let settings = Settings {

@@ -1,5 +1,5 @@
-//! The stream cache: blocks of exact sizes are freed and allocated again without the pool. None is lost or handed
-//! out twice, whichever thread frees.
+//! The stream cache: blocks of exact sizes are freed and allocated again without the pool. None is lost or
+//! handed out twice, whichever thread frees.
 
 use crate::harness::accounts::identities;
 use crate::harness::gpu::{Bench, KIB, MIB, on_card};

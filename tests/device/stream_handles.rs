@@ -1,4 +1,5 @@
-//! Stream handles: which stream one stands for, default streams, destroyed streams, and threads without a context.
+//! Stream handles: which stream one stands for, default streams, destroyed streams, and threads without a
+//! context.
 
 use crate::cross_stream::freed_while_its_stream_works;
 use crate::harness::gpu::{Bench, KIB, MIB};
@@ -172,8 +173,9 @@ mod sim_only {
     use concertina_sim::Config;
     use std::thread;
 
-    /// The driver is asked for the id of a stream's handle, which may have been reused; for a stream that is never
-    /// destroyed only once. Such a stream is not queried while it is captured, which could break the capture.
+    /// The driver is asked for the id of a stream's handle, which may have been reused; for a stream that is
+    /// never destroyed only once. Such a stream is not queried while it is captured, which could break the
+    /// capture.
     #[test]
     fn stream_handle_of_a_permanent_stream_is_looked_up_once() {
         let name = "stream_handle_of_a_permanent_stream_is_looked_up_once";

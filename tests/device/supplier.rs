@@ -1,4 +1,5 @@
-//! Private pools whose memory a supplier allocates (`torch.cuda.memory.CUDAPluggableAllocator` in a `MemPool`).
+//! Private pools whose memory a supplier allocates (`torch.cuda.memory.CUDAPluggableAllocator` in a
+//! `MemPool`).
 
 use crate::harness::gpu::{Bench, Gpu, MIB, ok};
 use concertina_engine::device::{OutOfMemory, Route, Supplier};

@@ -66,8 +66,8 @@ fn runtime_of_cuda_12_reaches_the_pool() {
     compare("runtime_of_cuda_12_reaches_the_pool", &case);
 }
 
-/// Without a driver a program gets the same errors preloaded as bare. A file that the linker cannot load stands in
-/// for `libcuda.so.1`.
+/// Without a driver a program gets the same errors preloaded as bare. A file that the linker cannot load
+/// stands in for `libcuda.so.1`.
 #[test]
 fn dlsym_without_a_driver() {
     for command in ["dlsym_driver symbols", "dlsym_driver v2", "dlopen_runtime"] {

@@ -48,8 +48,8 @@ pub fn finish(command: &mut Command) -> Output {
         .unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }
 
-/// Asserts that the commands of `command` print the same and exit with the same status, preloaded as bare. Returns
-/// what they print.
+/// Asserts that the commands of `command` print the same and exit with the same status, preloaded as bare.
+/// Returns what they print.
 #[track_caller]
 pub fn same(mut command: impl FnMut() -> Command) -> String {
     let bare = run(&mut command(), None);
@@ -129,8 +129,8 @@ impl Trial<'_> {
         self.scratch.path().join("stats.json")
     }
 
-    /// Runs the program, with `library` preloaded or bare, and with `variables` besides the case's. Returns what it
-    /// prints, its exit status last, and how many allocations the pool served.
+    /// Runs the program, with `library` preloaded or bare, and with `variables` besides the case's. Returns
+    /// what it prints, its exit status last, and how many allocations the pool served.
     pub fn run(&self, library: Option<&Path>, variables: &[(&str, &str)]) -> (String, u64) {
         self.run_with(library, variables, &self.case.arguments())
     }
@@ -277,7 +277,8 @@ pub const KERNELS_300_MB: (&str, &str) = ("STANDIN_KERNELS_MB", "300");
 pub const TWO_GPUS: (&str, &str) = ("STANDIN_DEVICES", "2");
 /// The GPUs have access to each other's memory.
 pub const PEERS: (&str, &str) = ("STANDIN_PEERS", "1");
-/// Every driver call first allocates and frees memory by the process's functions, as tools that watch a driver may.
+/// Every driver call first allocates and frees memory by the process's functions, as tools that watch a
+/// driver may.
 pub const NESTED_CALLS: (&str, &str) = ("STANDIN_NESTED", "1");
 
 /// What the stand-in reports at exit: how often each function was called, and what was not freed.

@@ -10,8 +10,8 @@ cases! {
     ipc_with_expandable_segments_off: runs "ipc", set "expandable_segments:False", pool_serves 5, notices_broken ["ipc", "ipc offset"];
 }
 
-/// A process without the library cannot open a handle of one that has it: a line says so and names the setting
-/// `ipc:True`, with which handles are CUDA's own.
+/// A process without the library cannot open a handle of one that has it: a line says so and names the
+/// setting `ipc:True`, with which handles are CUDA's own.
 #[test]
 fn ipc_handle_that_others_cannot_open_is_explained() {
     let case = Case::of("ipc_unopened_handle");

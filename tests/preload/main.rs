@@ -1,8 +1,9 @@
 //! The library preloaded into programs (`LD_PRELOAD`, `concertina run`).
 //!
-//! The programs of `tests/programs/preload` run bare and preloaded, against stand-ins for CUDA's libraries, and
-//! have to print the same, but for addresses and time. Each also runs with a library in which the behaviour that it
-//! guards is broken, and has to print something else then. Programs that do not use CUDA run unchanged.
+//! The programs of `tests/programs/preload` run bare and preloaded, against stand-ins for CUDA's libraries,
+//! and have to print the same, but for addresses and time. Each also runs with a library in which the
+//! behaviour that it guards is broken, and has to print something else then. Programs that do not use CUDA
+//! run unchanged.
 
 mod captures;
 mod cuda_malloc;
@@ -32,8 +33,8 @@ mod vmm_cache;
 use std::fs;
 use std::path::Path;
 
-/// `scripts/test-preload.sh` runs on a GPU what the programs say in their first lines (`Run:`): the rows of all
-/// tables here.
+/// `scripts/test-preload.sh` runs on a GPU what the programs say in their first lines (`Run:`): the rows of
+/// all tables here.
 #[test]
 fn program_run_lines_agree_with_the_tables() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/preload");

@@ -5,8 +5,8 @@ use crate::library::{breakable_library, library};
 use std::fs;
 use std::path::Path;
 
-/// Loads that change from round to round, and others that use up all memory: memory keeps its contents, and does
-/// not grow.
+/// Loads that change from round to round, and others that use up all memory: memory keeps its contents, and
+/// does not grow.
 #[test]
 fn soak_memory_does_not_grow() {
     let case = Case::of("soak");

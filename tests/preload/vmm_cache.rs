@@ -38,8 +38,8 @@ fn vmm_cache_under_random_calls() {
     assert!(noticed > 0, "of {}", 2 * SEEDS);
 }
 
-/// Memory that the program unmaps stays mapped for its next identical request, and returns to the driver when it
-/// is idle.
+/// Memory that the program unmaps stays mapped for its next identical request, and returns to the driver when
+/// it is idle.
 #[test]
 fn vmm_cache_saves_driver_calls_until_it_is_purged() {
     let case = Case::of("vmm_map");
@@ -85,7 +85,8 @@ fn vmm_cache_saves_driver_calls_until_it_is_purged() {
     }
 }
 
-/// A program that has freed addresses gets them when it asks for them. A real driver gives them only sometimes.
+/// A program that has freed addresses gets them when it asks for them. A real driver gives them only
+/// sometimes.
 #[test]
 fn vmm_cache_frees_addresses_that_the_program_asks_for() {
     let case = Case {

@@ -1,4 +1,5 @@
-//! A process with the library in it: how it starts, forks, receives signals and exits, and its statistics file.
+//! A process with the library in it: how it starts, forks, receives signals and exits, and its statistics
+//! file.
 //!
 //! The processes are real, the library is the built one, the GPU is simulated.
 

@@ -13,9 +13,9 @@ use random::Random;
 use replay::Replay;
 use script::Script;
 
-/// A kind of program, and the most that may be reserved at its peak, in shares of what is live at its peak: from an
-/// empty pool, in a second run after that, and where work ends [`LATE`] events late. One chunk of 2 MiB for each
-/// stream is allowed on top.
+/// A kind of program, and the most that may be reserved at its peak, in shares of what is live at its peak:
+/// from an empty pool, in a second run after that, and where work ends [`LATE`] events late. One chunk of 2
+/// MiB for each stream is allowed on top.
 struct Load {
     name: &'static str,
     program: fn(&mut Random) -> Script,

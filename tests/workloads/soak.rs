@@ -1,4 +1,5 @@
-//! Soak: over ten million events of changing programs, the bookkeeping of the pool is bounded and does not grow.
+//! Soak: over ten million events of changing programs, the bookkeeping of the pool is bounded and does not
+//! grow.
 
 use crate::programs;
 use crate::random::Random;
@@ -35,8 +36,8 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Resources that the pool holds, and by how much their maximum may rise from the first half of the cycles to the
-/// second. The first three follow the programs, the others would add up over time.
+/// Resources that the pool holds, and by how much their maximum may rise from the first half of the cycles to
+/// the second. The first three follow the programs, the others would add up over time.
 const KINDS: [(&str, f64); 6] = [
     ("old mappings", 1.5),
     ("mappings", 1.5),
@@ -74,9 +75,9 @@ const EVENTS: usize = 10_000_000;
 /// How many blocks stay.
 const STAY: usize = 200;
 
-/// A cycle is a new program of each kind. Streams are destroyed with each program and their handles are reused;
-/// some programs have a private pool; now and then the cache is emptied, or idle memory is purged. Some blocks
-/// stay live over many programs.
+/// A cycle is a new program of each kind. Streams are destroyed with each program and their handles are
+/// reused; some programs have a private pool; now and then the cache is emptied, or idle memory is purged.
+/// Some blocks stay live over many programs.
 #[test]
 fn soak_host_memory_and_addresses_are_bounded_and_flat() {
     let programs: &[fn(&mut Random) -> Script] = &[

@@ -26,7 +26,8 @@ struct Class {
     blocks: Sum,
     bytes: Sum,
     requested: Sum,
-    /// Blocks that were freed while other streams were recorded on them: their number, bytes and requested bytes.
+    /// Blocks that were freed while other streams were recorded on them: their number, bytes and requested
+    /// bytes.
     shared: (u64, u64, u64),
 }
 

@@ -1,6 +1,6 @@
-//! Random programs: allocations, frees, work and all else that a program may do, on one device, by one thread.
-//! The runner has its own account of what is live and where, and checks what it gets: alignment, overlap,
-//! contents, and (in the simulation) the order of all work.
+//! Random programs: allocations, frees, work and all else that a program may do, on one device, by one
+//! thread. The runner has its own account of what is live and where, and checks what it gets: alignment,
+//! overlap, contents, and (in the simulation) the order of all work.
 
 use crate::harness::accounts::Accounts;
 use crate::harness::gpu::{Gpu, KIB, MIB, rounded};
