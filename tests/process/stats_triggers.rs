@@ -7,7 +7,7 @@ use std::process::Command;
 /// The C program, with a setting that writes statistics while it runs.
 fn triggered(case: &str, setting: &str, stats: &Path) -> Command {
     let mut command = c(case, stats);
-    command.env("CONCERTINA_CONF", format!("{setting}"));
+    command.env("CONCERTINA_CONF", setting);
     command
 }
 
