@@ -48,7 +48,7 @@ fn counters_agree_with_a_second_account_after_every_operation() {
         bench.device().empty_cache();
         let figures = bench.device().figures();
         identities(&figures);
-        runner.accounts.agree_at_rest(&figures);
+        runner.accounts.agree_when_idle(&figures);
         bench.finish();
     }
 }
@@ -122,7 +122,7 @@ fn counters_of_failures_and_retries() {
     bench.finish();
 }
 
-/// PyTorch's names for one quantity that it keeps four figures of.
+/// PyTorch's four names for one quantity.
 fn four(name: &str) -> impl Iterator<Item = String> {
     ["current", "peak", "allocated", "freed"]
         .into_iter()
@@ -240,7 +240,7 @@ fn counters_of_other_libraries_beside_the_allocators() {
     let bench = Bench::new(Settings::default());
     let device = bench.device();
     let others = device.allocate_unordered(KIB as usize).expect("memory");
-    // They are the program's as long as nobody else asks.
+    // They count as the program's as long as the allocator has no requests of its own.
     let figures = device.figures();
     assert_eq!(figures.of_program().all.allocated_bytes.current, KIB);
     assert!(figures.of_others().is_none());
