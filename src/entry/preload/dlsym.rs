@@ -5,9 +5,9 @@
 //! allocation, no lock and no thread-local variable, since memory allocators and constructors look
 //! symbols up before any of these work.
 
-use super::breaks::is_broken;
-use super::hooks::Hook;
-use super::{driver_table, preloaded, program_calls};
+use super::exports::Hook;
+use super::{driver_table, mutation, preloaded, program_calls};
+use crate::entry::panic_guard::guard;
 use concertina_engine::driver::symbol::real_dlsym;
 use std::ffi::{CStr, c_char, c_void};
 
@@ -27,7 +27,7 @@ struct Way {
 unsafe extern "C" fn way(library: *mut c_void, name: *const c_char) -> Way {
     // SAFETY: as promised by the caller.
     let function = match unsafe { hook_of(name) } {
-        Some(hook) => super::guard(None, || {
+        Some(hook) => guard(None, || {
             // SAFETY: a string, as it was found in the list.
             resolve(library, unsafe { CStr::from_ptr(name) }, hook)
         }),
@@ -58,7 +58,7 @@ unsafe fn hook_of(name: *const c_char) -> Option<&'static Hook> {
             return None;
         }
         let hook = Hook::of(CStr::from_ptr(name).to_bytes())?;
-        if is_broken("dlsym") {
+        if mutation::is_on("dlsym") {
             return None;
         }
         (preloaded::is_on() && !program_calls::is_inside()).then_some(hook)

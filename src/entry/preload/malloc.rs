@@ -1,7 +1,9 @@
 //! Memory as `cudaMalloc` hands it out: any stream may use it, and giving it back waits for the device.
 
-use super::breaks::is_broken;
-use super::{Answer, driver_table, pointer_attributes, primary_context, stream_capture, unpooled};
+use super::abi::{Answer, INVALID_VALUE, OUT_OF_MEMORY};
+use super::{
+    conf, driver_table, mutation, pointer_attributes, primary_context, stream_capture, unpooled,
+};
 use concertina_engine::core::Refusal;
 use concertina_engine::device::Device;
 use concertina_engine::device::OutOfMemory;
@@ -11,9 +13,6 @@ use concertina_engine::settings::Free;
 use std::collections::HashMap;
 use std::ffi::c_uint;
 use std::sync::{Mutex, PoisonError};
-
-pub const INVALID_VALUE: u32 = 1;
-pub const OUT_OF_MEMORY: u32 = 2;
 
 /// The default stream.
 const DEFAULT: u64 = 0;
@@ -28,36 +27,25 @@ pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
 /// The same, from the pool.
 #[inline]
 fn allocate_here(address: *mut u64, bytes: usize) -> Answer {
-    if address.is_null() || stream_capture::is_on() || is_broken("pool") {
+    if address.is_null() || stream_capture::is_on() || mutation::is_on("pool") {
         return None;
     }
-    if bytes == 0 && !is_broken("zero") {
+    if bytes == 0 && !mutation::is_on("zero") {
         return None;
     }
-    let device = match is_broken("health") {
+    let device = match mutation::is_on("health") {
         false => primary_context::known_or_new(primary_context::of_stream(DEFAULT).ok()?, DEFAULT)?,
         true => primary_context::device()?,
     };
-    if is_shareable() {
+    if conf::leaves_malloc_to_cuda() {
         return None;
     }
-    let block = match is_broken("apart") {
+    let block = match mutation::is_on("apart") {
         true => device.allocate(bytes, 0),
-        false if is_relaxed() => device.allocate_relaxed(bytes),
+        false if conf::is_free_relaxed() => device.allocate_relaxed(bytes),
         false => device.allocate_unordered(bytes),
     };
     hand_out(address, block)
-}
-
-/// Whether the program wants to share such memory with other processes, which only CUDA's own can be.
-#[inline]
-pub fn is_shareable() -> bool {
-    allocator_in_use().is_some_and(|allocator| allocator.settings().ipc)
-}
-
-#[inline]
-fn is_relaxed() -> bool {
-    allocator_in_use().is_some_and(|allocator| allocator.settings().free == Free::Relaxed)
 }
 
 /// Gives the program its block. Beyond its limit it gets the ordinary error; where the device has no
@@ -97,7 +85,7 @@ pub fn allocate_pitch(
     let room = known.len() < WIDTHS;
     let row = match known.get(&kind).copied() {
         Some(row) => row,
-        None if room && primary_context::is_limited() && primary_context::device().is_some() => {
+        None if room && conf::is_limited() && primary_context::device().is_some() => {
             *known.entry(kind).or_insert(pitch_of(width, element)?)
         }
         None => {
@@ -115,7 +103,7 @@ pub fn allocate_pitch(
         }
     };
     drop(pitches);
-    let row = if is_broken("pitch") { width } else { row };
+    let row = if mutation::is_on("pitch") { width } else { row };
     let answer = allocate(address, row.checked_mul(height)?);
     if answer == Some(0) {
         // SAFETY: the program's place for the pitch, which is not null.
@@ -163,13 +151,15 @@ fn free_anywhere(address: u64) -> Answer {
     }
     let allocator = allocator_in_use()?;
     pointer_attributes::forget(address);
-    if is_broken("leak") {
+    if mutation::is_on("leak") {
         return Some(0);
     }
     // Nobody waits, in no context. In a capture an event would be as wrong as a wait, and not tell the
     // program so.
-    let aside =
-        is_relaxed() && !stream_capture::is_on() && !is_broken("wait") && !is_broken("relaxed");
+    let aside = conf::is_free_relaxed()
+        && !stream_capture::is_on()
+        && !mutation::is_on("wait")
+        && !mutation::is_on("relaxed");
     let mut devices = allocator.devices_in_use();
     if aside && devices.any(|device| device.free_relaxed(address).is_ok()) {
         return Some(0);
@@ -178,10 +168,10 @@ fn free_anywhere(address: u64) -> Answer {
     if let Some(status) = here.and_then(|device| free_here(allocator, device, address)) {
         return Some(status);
     }
-    if is_broken("unknown") {
+    if mutation::is_on("unknown") {
         return Some(0);
     }
-    if is_broken("elsewhere") {
+    if mutation::is_on("elsewhere") {
         return None;
     }
     free_elsewhere(allocator, here, address)
@@ -212,11 +202,11 @@ fn free_elsewhere(allocator: &Allocator, here: Option<&Device>, address: u64) ->
 #[inline]
 fn free_here(allocator: &Allocator, device: &Device, address: u64) -> Answer {
     let freed = match allocator.settings().free {
-        _ if is_broken("wait") => device.free_idle(address),
-        Free::Relaxed if is_broken("relaxed") => device.free_idle(address),
+        _ if mutation::is_on("wait") => device.free_idle(address),
+        Free::Relaxed if mutation::is_on("relaxed") => device.free_idle(address),
         _ => match device.synchronize_as_free() {
             // What is set aside was freed before.
-            0 if is_relaxed() && !device.knows(address) => return None,
+            0 if conf::is_free_relaxed() && !device.knows(address) => return None,
             0 => device.free_idle(address),
             status => {
                 let found = device.find(address).filter(|it| it.start == address);

@@ -1,8 +1,8 @@
 //! `cuGetProcAddress`: what the driver answers, ours put in its place.
 
-use super::breaks::is_broken;
-use super::hooks::Hook;
-use super::{Answer, driver_table};
+use super::abi::Answer;
+use super::exports::Hook;
+use super::{driver_table, mutation};
 use std::ffi::{CStr, CString, c_char, c_int, c_ulonglong, c_void};
 use std::ptr;
 
@@ -29,7 +29,7 @@ pub fn find(
     flags: c_ulonglong,
     status: u32,
 ) -> Answer {
-    if status != 0 || name.is_null() || function.is_null() || is_broken("proc_address") {
+    if status != 0 || name.is_null() || function.is_null() || mutation::is_on("proc_address") {
         return Some(status);
     }
     // SAFETY: the driver read the name and wrote the function.

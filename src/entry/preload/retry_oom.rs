@@ -2,9 +2,10 @@
 //! array, a module or the local memory of a kernel as well; here the pool keeps it. So where the driver says
 //! that it has none, what is kept for later goes back to it, and it is asked again.
 
-use super::breaks::is_broken;
-use super::malloc::OUT_OF_MEMORY;
-use super::{driver_table, enter, guard, stream_capture, vmm_cache};
+use super::abi::OUT_OF_MEMORY;
+use super::program_calls::enter_hook;
+use super::{driver_table, mutation, stream_capture, vmm_cache};
+use crate::entry::panic_guard::guard;
 use concertina_engine::device::Device;
 use concertina_engine::process::allocator::allocator_in_use;
 use std::cell::Cell;
@@ -13,11 +14,11 @@ use std::slice;
 
 /// Whose memory a call may need.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
+pub enum Scope {
     /// The current device's.
-    Here,
+    CurrentDevice,
     /// Any device's, which its arguments name.
-    Anywhere,
+    AllDevices,
 }
 
 /// What is given back, one after the other, until the driver has memory.
@@ -34,7 +35,7 @@ enum Step {
 
 /// Calls a function of the driver, and again where there was no memory. Costs one comparison where there was.
 #[inline(always)]
-pub fn with(reach: Reach, call: impl Fn() -> u32) -> u32 {
+pub fn with(reach: Scope, call: impl Fn() -> u32) -> u32 {
     match call() {
         OUT_OF_MEMORY => ask_again(reach, &call),
         status => status,
@@ -43,7 +44,7 @@ pub fn with(reach: Reach, call: impl Fn() -> u32) -> u32 {
 
 /// The same for a function that writes over so many of the values it is given, as what loads a module does over
 /// the sizes of the buffers for its messages.
-pub fn with_values(reach: Reach, values: *mut usize, count: c_uint, call: impl Fn() -> u32) -> u32 {
+pub fn with_values(reach: Scope, values: *mut usize, count: c_uint, call: impl Fn() -> u32) -> u32 {
     let kept = match values.is_null() {
         true => Vec::new(),
         // SAFETY: the program's list of so many values, which the driver would read now.
@@ -64,17 +65,17 @@ pub fn with_values(reach: Reach, values: *mut usize, count: c_uint, call: impl F
 pub fn again(device: &Device, status: u32, call: impl Fn() -> u32) -> u32 {
     let is_here = |it: &Device| it.ordinal() == device.ordinal();
     match status {
-        OUT_OF_MEMORY => after(Reach::Here, |step| give_back(step, is_here), &call),
+        OUT_OF_MEMORY => after(Scope::CurrentDevice, |step| give_back(step, is_here), &call),
         status => status,
     }
 }
 
 #[cold]
 #[inline(never)]
-fn ask_again(reach: Reach, call: &dyn Fn() -> u32) -> u32 {
+fn ask_again(reach: Scope, call: &dyn Fn() -> u32) -> u32 {
     let give_back = |step| {
         // Nothing where this is none of our business.
-        enter().is_some_and(|_inside| {
+        enter_hook().is_some_and(|_inside| {
             let mut device = -1;
             let known = driver_table::ask!(cuCtxGetDevice(&mut device)) == 0;
             // Without a current device every one is meant.
@@ -88,8 +89,8 @@ fn ask_again(reach: Reach, call: &dyn Fn() -> u32) -> u32 {
 
 /// Calls after each step, as long as that is possible and there is no memory. Whether this thread gave anything
 /// back does not count: another one may have done it for both.
-fn after(reach: Reach, give_back: impl Fn(Step) -> bool, call: &dyn Fn() -> u32) -> u32 {
-    let elsewhere = (reach == Reach::Anywhere).then_some(Step::IdleElsewhere);
+fn after(reach: Scope, give_back: impl Fn(Step) -> bool, call: &dyn Fn() -> u32) -> u32 {
+    let elsewhere = (reach == Scope::AllDevices).then_some(Step::IdleElsewhere);
     let steps = [Some(Step::Idle), elsewhere, Some(Step::Freed)];
     for step in steps.into_iter().flatten() {
         if !give_back(step) {
@@ -105,11 +106,11 @@ fn after(reach: Reach, give_back: impl Fn(Step) -> bool, call: &dyn Fn() -> u32)
 
 /// Gives back. False while a stream is captured, in which nothing may be unmapped or waited for.
 fn give_back(step: Step, is_here: impl Fn(&Device) -> bool) -> bool {
-    if stream_capture::is_on() || is_broken("room") {
+    if stream_capture::is_on() || mutation::is_on("room") {
         return false;
     }
     if let Step::Idle = step {
-        vmm_cache::give_back();
+        vmm_cache::release_all();
     }
     let devices = allocator_in_use()
         .into_iter()

@@ -1,8 +1,8 @@
 //! Streams in capture. While there is one, memory comes from the driver: an allocation may become a
 //! node of the graph, or end the capture with the error that the driver gives.
 
-use super::breaks::is_broken;
-use super::{Answer, driver_table, primary_context};
+use super::abi::{self, Answer};
+use super::{driver_table, mutation, primary_context};
 use concertina_engine::device::captures;
 use concertina_engine::device::thread_number;
 use std::sync::{Mutex, PoisonError};
@@ -20,7 +20,7 @@ struct Captured {
 impl Captured {
     fn of(stream: u64) -> Captured {
         let thread = match stream {
-            primary_context::PER_THREAD => thread_number(),
+            abi::PER_THREAD => thread_number(),
             _ => 0,
         };
         Captured { stream, thread }
@@ -30,7 +30,7 @@ impl Captured {
 /// Whether any stream of the process is being captured. One relaxed load.
 #[inline]
 pub fn is_on() -> bool {
-    captures::is_on() && !is_broken("capture")
+    captures::is_on() && !mutation::is_on("capture")
 }
 
 /// Whether this stream (by handle) is being captured.
@@ -43,12 +43,12 @@ pub fn holds(stream: u64) -> bool {
 /// A program's function that begins a capture on a stream, and answers with the driver's status. It is
 /// announced before the driver begins it, so that no call of ours ends it.
 pub fn begin(stream: u64, begin: impl FnOnce() -> u32) -> Answer {
-    let announced = !is_broken("idle");
+    let announced = !mutation::is_on("idle");
     if announced {
         captures::begin();
     }
     // To ask a default stream may end another's capture.
-    let context = match stream <= primary_context::PER_THREAD {
+    let context = match stream <= abi::PER_THREAD {
         true => primary_context::current(),
         false => primary_context::of_stream(stream).unwrap_or(0),
     };

@@ -1,8 +1,7 @@
 //! Which stream a handle means, and its device: handles come back for other streams, numbers do not.
 
-use super::breaks::is_broken;
-use super::malloc::OUT_OF_MEMORY;
-use super::{Answer, driver_table, primary_context, retry_oom, stream_capture};
+use super::abi::{self, Answer, OUT_OF_MEMORY};
+use super::{driver_table, mutation, primary_context, retry_oom, stream_capture};
 use concertina_engine::core::StreamKey;
 use concertina_engine::device::Device;
 use concertina_engine::device::PermanentMap;
@@ -25,6 +24,15 @@ static DEVICES: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
 /// The driver's numbers of streams whose creation was seen, by handle; 0 once they are destroyed.
 static NUMBERS: PermanentMap<1024> = PermanentMap::new();
+
+/// A stream as a function that ends in `_ptsz` reads it.
+#[inline]
+pub fn per_thread(stream: u64) -> u64 {
+    match stream {
+        0 if !mutation::is_on("per thread") => abi::PER_THREAD,
+        _ => stream,
+    }
+}
 
 /// `cuStreamCreate` and its like.
 pub fn create(created: *mut u64, create: impl Fn() -> u32) -> Answer {
@@ -49,7 +57,7 @@ pub fn create(created: *mut u64, create: impl Fn() -> u32) -> Answer {
 
 /// `cuStreamDestroy`, which the driver is asked for next.
 pub fn destroy(stream: u64) -> Answer {
-    if stream > primary_context::PER_THREAD {
+    if stream > abi::PER_THREAD {
         stream_capture::destroy(stream);
         let devices = allocator_in_use().into_iter();
         for device in devices.flat_map(|it| it.devices_in_use()) {
@@ -67,8 +75,8 @@ impl Stream {
     /// a stream that is being captured would end the capture.
     #[inline]
     pub fn of(handle: u64) -> Result<Stream, u32> {
-        if handle <= primary_context::PER_THREAD || stream_capture::is_on() {
-            let context = match handle <= primary_context::PER_THREAD && stream_capture::is_on() {
+        if handle <= abi::PER_THREAD || stream_capture::is_on() {
+            let context = match handle <= abi::PER_THREAD && stream_capture::is_on() {
                 // It may be part of the capture, and is asked nothing.
                 true => primary_context::current(),
                 false => primary_context::of_stream(handle)?,
@@ -100,7 +108,11 @@ impl Stream {
         };
         Ok(Stream {
             handle,
-            number: Some(if is_broken("numbers") { 1 } else { number }),
+            number: Some(if mutation::is_on("numbers") {
+                1
+            } else {
+                number
+            }),
             device,
         })
     }

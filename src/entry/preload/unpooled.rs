@@ -1,8 +1,9 @@
 //! Memory that the driver hands out where the pool does not, under a limit: it counts towards the limit,
 //! so that the program cannot go round it.
 
-use super::malloc::{OUT_OF_MEMORY, is_shareable};
-use super::{Answer, driver_table, primary_context, retry_oom, stream_capture};
+use super::abi::{Answer, OUT_OF_MEMORY};
+use super::conf::leaves_malloc_to_cuda;
+use super::{driver_table, primary_context, retry_oom, stream_capture};
 use concertina_engine::device::Device;
 use concertina_engine::process::allocator::allocator_in_use;
 use std::collections::HashMap;
@@ -35,7 +36,7 @@ pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
     let may_wait = !stream_capture::is_on();
     if !device.admit_outside(bytes, may_wait) {
         // What the pool keeps cannot go back in a capture, but be handed out.
-        let kept = !may_wait && !is_shareable();
+        let kept = !may_wait && !leaves_malloc_to_cuda();
         let block = kept.then(|| device.allocate_idle(bytes as usize)).flatten();
         let Some(block) = block else {
             return Some(OUT_OF_MEMORY);
