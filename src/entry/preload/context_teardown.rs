@@ -31,7 +31,7 @@ pub fn release(device: i32, release: impl FnOnce() -> u32) -> Answer {
     end(device, release)
 }
 
-/// `cuDevicePrimaryCtxReset`: all that was allocated in the context goes, whoever holds it.
+/// `cuDevicePrimaryCtxReset`: all that was allocated in the context goes, however often it is retained.
 pub fn reset(device: i32, reset: impl FnOnce() -> u32) -> Answer {
     end(device, reset)
 }
@@ -41,7 +41,7 @@ pub fn reset(device: i32, reset: impl FnOnce() -> u32) -> Answer {
 fn end(device: i32, end: impl FnOnce() -> u32) -> Answer {
     let pool = pool_of(device).filter(|_| !mutation::is_on("reset"));
     // To wait for the context's work is an error while any of it is being captured.
-    let captured = stream_capture::forget_device(device);
+    let captured = stream_capture::remove_device(device);
     let works = !captured && pool.is_some_and(|pool| pool.synchronize() == 0);
     pool.into_iter().for_each(imported_memory::close_all);
     pool.into_iter()
@@ -58,7 +58,7 @@ fn end(device: i32, end: impl FnOnce() -> u32) -> Answer {
         vmm_cache::forget_everything();
     }
     if status == 0 {
-        unpooled::forget(device);
+        unpooled::forget_device(device);
         if let Some(holds) = HOLDS.get(device as usize) {
             holds.store(0, Relaxed);
         }

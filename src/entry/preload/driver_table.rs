@@ -1,4 +1,4 @@
-//! The driver's real functions.
+//! The table of the driver's real functions.
 
 use super::abi::{AccessDesc, AllocationProp, IpcHandle};
 use super::hooks::{interposed, retried};
@@ -100,21 +100,21 @@ macro_rules! call_in {
     };
 }
 
-/// Calls the driver's function that this library stands in for.
+/// Calls the real function of a hook.
 macro_rules! call {
     ($symbol:ident($($argument:expr),*)) => {
         $crate::entry::preload::driver_table::call_in!(Listed, $symbol($($argument),*))
     };
 }
 
-/// Calls another function of the driver.
+/// Calls a function of the driver that has no hook.
 macro_rules! ask {
     ($symbol:ident($($argument:expr),*)) => {
         $crate::entry::preload::driver_table::call_in!(Asked, $symbol($($argument),*))
     };
 }
 
-/// Calls one that is asked again.
+/// Calls the real function of a hook that only retries.
 macro_rules! repeat {
     ($symbol:ident($($argument:expr),*)) => {
         $crate::entry::preload::driver_table::call_in!(Retried, $symbol($($argument),*))

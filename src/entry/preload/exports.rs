@@ -1,4 +1,4 @@
-//! The exported functions, made from the lists in `hooks`, and look-ups of them by name.
+//! The exported hooks, made from the lists in `hooks`, and finding them by name.
 
 use super::abi::{AccessDesc, AllocationProp, IpcHandle};
 use super::hooks::{interposed, retried};
@@ -26,7 +26,7 @@ pub struct Address(pub *const c_void);
 // SAFETY: an address of code, which nobody writes to.
 unsafe impl Sync for Address {}
 
-/// One of our functions.
+/// An exported hook.
 pub struct Hook {
     /// The driver's symbol.
     pub symbol: &'static str,
@@ -43,13 +43,13 @@ impl Hook {
         INTERPOSED.iter().chain(RETRIED)
     }
 
-    /// Our function of a symbol.
+    /// The hook of a symbol.
     pub fn of(symbol: &[u8]) -> Option<&'static Hook> {
         Hook::all().find(|hook| hook.symbol.as_bytes() == symbol)
     }
 
-    /// Our function for what `cuGetProcAddress` is asked: the newest form that is not newer than
-    /// `version`, of those whose symbol the driver has.
+    /// The hook for a name of `cuGetProcAddress`: the newest form that is not newer than `version`, of those whose
+    /// symbol the driver has.
     pub fn for_version(
         base: &[u8],
         version: i32,
@@ -97,7 +97,7 @@ macro_rules! export {
             }
         )*
 
-        /// Our function of each symbol.
+        /// The hooks, by symbol.
         static INTERPOSED: &[Hook] = &[$(hook!($symbol, $base, $since, $stream)),*];
     };
 }
@@ -117,7 +117,7 @@ macro_rules! export_retried {
             }
         )*
 
-        /// Our function of each symbol.
+        /// The hooks, by symbol.
         static RETRIED: &[Hook] = &[$(hook!($symbol, $base, $since, $stream)),*];
     };
 }

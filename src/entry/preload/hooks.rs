@@ -1,5 +1,9 @@
-//! The two lists of the driver's functions that this library stands in for: those that are answered here, and
-//! those that the driver is asked again where it has no memory.
+//! The two lists of interposed driver functions: hooks that answer, and hooks that only retry when the driver is out of
+//! memory.
+//!
+//! To add a function, add a row. A row has the symbol, in brackets what it is counted as, the name for
+//! `cuGetProcAddress`, the CUDA version that brought this form, what a null stream means to it, its arguments, and
+//! the call that answers it.
 
 /// Calls `$then!` with the list, one entry a symbol of `libcuda.so.1`:
 ///
@@ -102,10 +106,10 @@ macro_rules! interposed {
 
             cuPointerGetAttribute: "cuPointerGetAttribute", 4000, Either,
                 (value: *mut c_void, attribute: c_uint, address: u64)
-                => pointer_attributes::one(value, attribute, address);
+                => pointer_attributes::get_one(value, attribute, address);
             cuPointerGetAttributes: "cuPointerGetAttributes", 7000, Either,
                 (count: c_uint, attributes: *const c_uint, values: *const *mut c_void, address: u64)
-                => pointer_attributes::several(count, attributes, values, address);
+                => pointer_attributes::get_several(count, attributes, values, address);
             cuMemCreate: "cuMemCreate", 10020, Either,
                 (handle: *mut u64, size: usize, properties: *const AllocationProp, flags: c_ulonglong)
                 => vmm_hooks::create(handle, size, properties, flags);

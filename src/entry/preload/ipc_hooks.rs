@@ -1,7 +1,9 @@
-//! `cudaIpcGetMemHandle` and its kin, for the pool's memory: between processes that both have the library
-//! preloaded. CUDA's own handles do not reach mapped memory, and of a plain segment they share the whole;
-//! so a program gets 64 bytes of ours, for its own blocks and for PyTorch's alike. Handles that are none of ours are CUDA's, and so are those of
-//! memory that is (`ipc:True` makes that all of `cudaMalloc`'s), and of events.
+//! `cudaIpcGetMemHandle`, `cudaIpcOpenMemHandle` and `cudaIpcCloseMemHandle` for the pool's memory, between processes
+//! that both have the library preloaded.
+//!
+//! CUDA's own handles do not reach mapped memory, and of a plain segment they share the whole. So the program gets 64
+//! bytes of this library's, for `cudaMalloc`'s blocks and for PyTorch's alike. Other handles are passed on to CUDA: those of
+//! events, and of memory that is CUDA's own (with `ipc:True`, all of `cudaMalloc`'s).
 
 use super::abi::{Answer, INVALID_CONTEXT, INVALID_VALUE, IpcHandle, MAP_FAILED};
 use super::allocation::{self, AllocatedBy};
@@ -32,7 +34,7 @@ pub fn get(handle: *mut c_void, address: u64) -> Answer {
         return freed.then_some(INVALID_VALUE);
     };
     let (device, found) = (known.device, known.found);
-    let made = match known.maker {
+    let made = match known.allocated_by {
         _ if mutation::is_on("ipc") => return Some(INVALID_VALUE),
         // CUDA shares neither.
         AllocatedBy::OtherProcess | AllocatedBy::MallocAsync => return Some(INVALID_VALUE),
@@ -51,7 +53,7 @@ pub fn get(handle: *mut c_void, address: u64) -> Answer {
         }
         Err(why) => {
             message::print_once(&SAID, || {
-                let remedy = match known.maker {
+                let remedy = match known.allocated_by {
                     AllocatedBy::Allocator => {
                         "expandable_segments:False has tensors in allocations of CUDA's"
                     }
@@ -74,7 +76,7 @@ pub fn open(to: *mut u64, handle: IpcHandle, flags: c_uint) -> Answer {
     if handle.is_own() {
         return Some(INVALID_CONTEXT);
     }
-    let device = primary_context::device()?;
+    let device = primary_context::current_device()?;
     match imported_memory::open(device, &handle) {
         Ok(address) => {
             // SAFETY: the program's place for the address, which is not null.

@@ -1,10 +1,9 @@
-//! Memory as `cudaMallocAsync` hands it out: allocated and freed in the order of a stream.
+//! Hooks of `cudaMallocAsync` and `cudaFreeAsync`: memory that is allocated and freed in stream order.
 //!
-//! Only where the driver would take it from the device's default pool: what a program does with pools
-//! of its own is passed on.
+//! Only where the driver would use the device's default pool: what a program does with pools of its own is passed on.
 
 use super::abi::Answer;
-use super::malloc::hand_out;
+use super::malloc::write_block;
 use super::malloc_async_blocks::note;
 use super::mem_pools::{default_pool, has_own_pool};
 use super::stream_hooks::Stream;
@@ -28,7 +27,7 @@ pub fn allocate(address: *mut u64, bytes: usize, stream: u64) -> Answer {
     }
     note(
         device,
-        hand_out(address, block(device, bytes, stream.key(device))),
+        write_block(address, block(device, bytes, stream.key(device))),
         address,
     )
 }
@@ -45,12 +44,12 @@ pub fn allocate_from(address: *mut u64, bytes: usize, pool: *mut c_void, stream:
     }
     note(
         device,
-        hand_out(address, block(device, bytes, stream.key(device))),
+        write_block(address, block(device, bytes, stream.key(device))),
         address,
     )
 }
 
-/// A block for the stream; where there is no other memory, after waiting for what was set aside.
+/// A block for the stream; when memory runs out, after deferred frees have completed.
 #[inline]
 fn block(device: &Device, bytes: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
     match device.allocate_for(bytes, key) {
@@ -70,7 +69,7 @@ pub fn free(address: u64, stream: u64) -> Answer {
     })
 }
 
-/// The same, of memory of any device's pool.
+/// Frees a block of any device's pool. `None` if there is none at the address.
 #[inline]
 fn free_to_pool(address: u64, stream: u64) -> Answer {
     if address == 0 {
@@ -79,13 +78,13 @@ fn free_to_pool(address: u64, stream: u64) -> Answer {
     let allocator = allocator_in_use()?;
     if stream_capture::is_on() {
         // A graph's own memory, or a free that becomes part of a graph, is the driver's; and it is
-        // asked nothing about a stream for memory that is none of ours.
+        // asked nothing about a stream for memory that is not the pool's.
         let known = allocator.devices_in_use().any(|it| it.knows(address));
-        if !known || stream_capture::holds(stream) {
+        if !known || stream_capture::is_captured(stream) {
             return None;
         }
     }
-    pointer_attributes::forget(address);
+    pointer_attributes::forget_block(address);
     let stream = match Stream::of(stream) {
         Ok(stream) => stream,
         Err(status) => {

@@ -7,22 +7,22 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What was handed out of devices that hand out others' memory in the order of a stream, too: PyTorch's.
-static NOTED: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
-/// There was ever one.
-static ANY_NOTED: AtomicBool = AtomicBool::new(false);
+/// Addresses of `cudaMallocAsync`'s blocks, on devices where PyTorch allocates from the pool too.
+static BLOCKS: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
+/// Whether there was ever one.
+static ANY: AtomicBool = AtomicBool::new(false);
 
-fn noted() -> MutexGuard<'static, Option<HashSet<u64>>> {
-    NOTED.lock().unwrap_or_else(PoisonError::into_inner)
+fn blocks() -> MutexGuard<'static, Option<HashSet<u64>>> {
+    BLOCKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether blocks of the device in the order of a stream may be another allocator's.
+/// Whether stream-ordered blocks of the device may be PyTorch's.
 #[inline]
 fn is_shared_with_pytorch(device: &Device) -> bool {
     ready_device(device.ordinal()).is_some()
 }
 
-/// Notes what was handed out, if it could be taken for a tensor's.
+/// Notes a block, if it could be taken for a tensor's.
 #[inline]
 pub fn note(device: &Device, answer: Answer, address: *const u64) -> Answer {
     if answer == Some(0) && is_shared_with_pytorch(device) {
@@ -33,13 +33,13 @@ pub fn note(device: &Device, answer: Answer, address: *const u64) -> Answer {
 }
 
 #[cold]
-fn note_all(blocks: impl IntoIterator<Item = u64>) {
-    let mut noted = noted();
-    noted.get_or_insert_default().extend(blocks);
-    ANY_NOTED.store(true, Relaxed);
+fn note_all(addresses: impl IntoIterator<Item = u64>) {
+    let mut noted = blocks();
+    noted.get_or_insert_default().extend(addresses);
+    ANY.store(true, Relaxed);
 }
 
-/// The device will hand out others' memory in the order of a stream, too. What there is, is the program's.
+/// PyTorch is about to allocate from the device's pool: the stream-ordered blocks there now are `cudaMallocAsync`'s.
 pub fn note_before_sharing(device: &Device) {
     let blocks = device.stream_ordered();
     if !is_shared_with_pytorch(device) && !blocks.is_empty() {
@@ -47,10 +47,10 @@ pub fn note_before_sharing(device: &Device) {
     }
 }
 
-/// Whether a block in the order of a stream is `cudaMallocAsync`'s.
+/// Whether a stream-ordered block is `cudaMallocAsync`'s.
 pub fn is_malloc_async(device: &Device, address: u64) -> bool {
     !is_shared_with_pytorch(device)
-        || noted()
+        || blocks()
             .as_ref()
             .is_some_and(|noted| noted.contains(&address))
 }
@@ -58,8 +58,8 @@ pub fn is_malloc_async(device: &Device, address: u64) -> bool {
 /// The block at `address` is being freed.
 #[inline]
 pub fn forget(address: u64) {
-    if ANY_NOTED.load(Relaxed)
-        && let Some(noted) = noted().as_mut()
+    if ANY.load(Relaxed)
+        && let Some(noted) = blocks().as_mut()
     {
         noted.remove(&address);
     }
@@ -67,7 +67,7 @@ pub fn forget(address: u64) {
 
 /// All of the device's memory goes.
 pub fn forget_device(device: &Device) {
-    if let Some(noted) = noted().as_mut() {
+    if let Some(noted) = blocks().as_mut() {
         noted.retain(|address| device.find(*address).is_none());
     }
 }
@@ -77,7 +77,7 @@ pub fn bytes_in_order(device: &Device) -> u64 {
     if !is_shared_with_pytorch(device) {
         return device.stream_ordered_bytes();
     }
-    let noted = noted();
+    let noted = blocks();
     let blocks = noted.iter().flatten();
     let found = blocks.filter_map(|address| device.find(*address));
     found.map(|block| block.size).sum()

@@ -1,5 +1,4 @@
-//! What a program can ask about memory, answered so that what it sees is one world: its own blocks,
-//! not the chunks that they are cut from.
+//! `cuMemGetInfo` and `cuMemGetAddressRange`: a program sees its own blocks, not the chunks that they lie in.
 
 use super::abi::Answer;
 use super::{allocation, conf, driver_table, mutation, primary_context, vmm_cache};
@@ -9,10 +8,10 @@ use crate::entry::torch;
 const STEP: u64 = 2 << 20;
 
 /// `cuMemGetInfo`: what the pool holds beyond the program's blocks counts as free, since it would be
-/// given to whoever asks; a limit is all the memory that there is.
+/// allocated to any request; with a limit, that is the device's total.
 ///
-/// Where the pool is PyTorch's allocator, all it holds is taken: so it is with PyTorch's own, and
-/// programs add to what is free here what `torch.cuda.memory_reserved` tells them.
+/// Where the pool is PyTorch's allocator, all it holds counts as used, as with PyTorch's own: programs add what
+/// `torch.cuda.memory_reserved` tells them.
 pub fn memory_info(free: *mut usize, total: *mut usize) -> Answer {
     let kept = vmm_cache::cached_bytes();
     let status = driver_table::call!(cuMemGetInfo_v2(free, total));
@@ -23,8 +22,8 @@ pub fn memory_info(free: *mut usize, total: *mut usize) -> Answer {
     let (free, total) = unsafe { (&mut *free, &mut *total) };
     *free += kept as usize;
     let device = match conf::is_limited() {
-        true => primary_context::device(),
-        false => primary_context::known_device(),
+        true => primary_context::current_device(),
+        false => primary_context::current_device_in_use(),
     };
     let Some(device) = device else {
         return Some(status);

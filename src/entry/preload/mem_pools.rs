@@ -62,7 +62,7 @@ const RESERVE_STEP: u64 = 32 << 20;
 /// The most bytes in use of each device's default pool that were seen when somebody asked.
 static HIGHEST: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
-/// The device whose default pool this is, if it has a pool of ours, and the bytes of it in use.
+/// For a device's default pool: the highest bytes in use seen so far, and those in use now.
 fn in_use(pool: *mut c_void) -> Option<(&'static AtomicU64, u64)> {
     let mut devices = allocator_in_use()?.devices_in_use();
     let device = devices.find(|device| default_pool(device.ordinal()) == Some(pool))?;

@@ -1,5 +1,5 @@
-//! Which device's pool a call is for: that of the current context, if it is the device's primary one.
-//! Whatever is done in a context that the program made itself is the driver's.
+//! Which device's pool a call is for: that of the current context, if it is the device's primary context. Calls in a
+//! context that the program created itself are passed on.
 
 use super::abi::PER_THREAD;
 use super::{conf, driver_table, mutation};
@@ -18,12 +18,12 @@ pub const DEVICES: usize = 64;
 
 /// Each device's primary context, once its pool is there; else 0.
 static PRIMARY: [AtomicUsize; DEVICES] = [const { AtomicUsize::new(0) }; DEVICES];
-/// The hold that a pool took on its context was let go.
+/// Whether the pool's own retain of its context was released.
 static RELEASED: [AtomicBool; DEVICES] = [const { AtomicBool::new(false) }; DEVICES];
-/// The last context that turned out to be none of these.
+/// The last context that was found not to be a primary one.
 static OTHER: AtomicUsize = AtomicUsize::new(0);
-/// There is no pool to be had in this process.
-static HOPELESS: AtomicBool = AtomicBool::new(false);
+/// Whether no pool can be made in this process.
+static UNUSABLE: AtomicBool = AtomicBool::new(false);
 
 /// The calling thread's context; 0 where there is none.
 #[inline]
@@ -50,7 +50,7 @@ pub fn of_stream(stream: u64) -> Result<usize, u32> {
 
 /// The device whose primary context this is, if it has a pool already.
 #[inline]
-pub fn known(context: usize) -> Option<&'static Device> {
+pub fn device_of(context: usize) -> Option<&'static Device> {
     if context == 0 {
         return None;
     }
@@ -64,39 +64,39 @@ pub fn known(context: usize) -> Option<&'static Device> {
 
 /// The device of the current context, if it has a pool already.
 #[inline]
-pub fn known_device() -> Option<&'static Device> {
-    known(current())
+pub fn current_device_in_use() -> Option<&'static Device> {
+    device_of(current())
 }
 
 /// The device of the current context; its pool is made if there is none.
 #[inline]
-pub fn device() -> Option<&'static Device> {
+pub fn current_device() -> Option<&'static Device> {
     let context = current();
-    known(context).or_else(|| take_up(context))
+    device_of(context).or_else(|| open_pool(context))
 }
 
 /// The device of a stream's context, whose pool is made if there is none and it is the current one.
 #[inline]
-pub fn known_or_new(context: usize, stream: u64) -> Option<&'static Device> {
+pub fn device_of_stream_context(context: usize, stream: u64) -> Option<&'static Device> {
     let context = match PRIMARY[0].load(Relaxed) {
         primary if mutation::is_on("context") && primary != 0 => primary,
         _ => context,
     };
-    known(context).or_else(|| take_up_current(stream, context))
+    device_of(context).or_else(|| open_current(stream, context))
 }
 
 #[cold]
-fn take_up_current(stream: u64, context: usize) -> Option<&'static Device> {
+fn open_current(stream: u64, context: usize) -> Option<&'static Device> {
     match stream <= PER_THREAD || context == current() {
-        true => take_up(context),
+        true => open_pool(context),
         false => None,
     }
 }
 
 /// Makes the pool of the device whose primary context is the current one, `context`.
 #[cold]
-fn take_up(context: usize) -> Option<&'static Device> {
-    if context == 0 || HOPELESS.load(Relaxed) || OTHER.load(Relaxed) == context {
+fn open_pool(context: usize) -> Option<&'static Device> {
+    if context == 0 || UNUSABLE.load(Relaxed) || OTHER.load(Relaxed) == context {
         return None;
     }
     let ordinal = primary_of(context);
@@ -113,7 +113,7 @@ fn take_up(context: usize) -> Option<&'static Device> {
         if process_settings().verbose {
             message::print(&format!("not on: {why}"));
         }
-        HOPELESS.store(true, Relaxed);
+        UNUSABLE.store(true, Relaxed);
         return None;
     }
     startup::initialize();
@@ -168,5 +168,5 @@ pub fn is_active(device: i32) -> bool {
 
 /// The pool of a device, by its number, if its primary context is in use.
 pub fn pool_of(device: i32) -> Option<&'static Device> {
-    known(PRIMARY.get(device as usize)?.load(Relaxed))
+    device_of(PRIMARY.get(device as usize)?.load(Relaxed))
 }

@@ -1,4 +1,4 @@
-//! `cuGetProcAddress`: what the driver answers, ours put in its place.
+//! `cuGetProcAddress`: answers with the hook in place of the driver's function.
 
 use super::abi::Answer;
 use super::exports::Hook;
@@ -21,7 +21,7 @@ pub fn per_thread(flags: c_ulonglong) -> c_ulonglong {
     }
 }
 
-/// Puts our function where the driver, with `status`, wrote its own.
+/// Writes the hook where the driver, which answered with `status`, wrote its own function.
 pub fn find(
     name: *const c_char,
     function: *mut *mut c_void,
@@ -44,7 +44,7 @@ pub fn find(
     Some(status)
 }
 
-/// Whether what the driver found is the form of the function that we stand in for.
+/// Whether the driver found the form of the function that the hook replaces.
 fn is_form(hook: &Hook, found: *mut c_void, version: c_int) -> bool {
     // The driver's symbol is compared only where it must be: it may answer with another address.
     version < UNKNOWN_VERSION || find_symbol(hook.symbol) == found

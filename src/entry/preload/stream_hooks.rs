@@ -38,9 +38,9 @@ pub fn per_thread(stream: u64) -> u64 {
 pub fn create(created: *mut u64, create: impl Fn() -> u32) -> Answer {
     let mut status = create();
     if status == OUT_OF_MEMORY
-        && let Some(device) = primary_context::known_device()
+        && let Some(device) = primary_context::current_device_in_use()
     {
-        status = retry_oom::again(device, status, create);
+        status = retry_oom::retry(device, status, create);
     }
     if status == 0 {
         let mut id = 0;
@@ -84,7 +84,7 @@ impl Stream {
             return Ok(Stream {
                 handle,
                 number: None,
-                device: primary_context::known_or_new(context, handle),
+                device: primary_context::device_of_stream_context(context, handle),
             });
         }
         let mut number = NUMBERS.get(handle).unwrap_or(0);
@@ -99,7 +99,7 @@ impl Stream {
             known if known >> 8 == number && known != 0 => device((known & 0xff) as i32 - 1),
             _ => {
                 let context = primary_context::of_stream(handle)?;
-                let device = primary_context::known_or_new(context, handle);
+                let device = primary_context::device_of_stream_context(context, handle);
                 if let Some(device) = device {
                     place.store(number << 8 | (device.ordinal() as u64 + 1), Relaxed);
                 }

@@ -161,7 +161,7 @@ impl MappingCache {
         (address - start < mapping.kind.size as u64).then_some(*start)
     }
 
-    /// What is done to the handle is the driver's business.
+    /// The handle is used in a way that ends caching of its mapping.
     pub fn expose(&mut self, handle: u64) {
         if let Some(address) = self.addresses.get(&handle).copied() {
             self.forget_mapping(address);
@@ -174,7 +174,7 @@ impl MappingCache {
         (mapping.kind.size == size && mapping.state == state).then_some(mapping)
     }
 
-    /// From now on the program thinks so of the mapping.
+    /// Sets the state of a mapping.
     pub fn set_state(&mut self, address: u64, state: State) {
         let Some(mapping) = self.all.get_mut(&address) else {
             return;
@@ -196,7 +196,7 @@ impl MappingCache {
         }
     }
 
-    /// A mapping of so many bytes is not in this state any more.
+    /// Removes a mapping of `size` bytes from the list of its state.
     pub fn remove_from_list(&mut self, address: u64, state: State, size: usize) {
         self.unmapped -= usize::from(state != State::Mapped);
         let list = match state {

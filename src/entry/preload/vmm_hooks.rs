@@ -23,7 +23,7 @@ fn prepare() {
             give_back: vmm_cache::release_all,
             tend: vmm_cache::purge,
         });
-        READY.store(primary_context::device().is_some(), Relaxed);
+        READY.store(primary_context::current_device().is_some(), Relaxed);
     }
 }
 
@@ -64,7 +64,7 @@ pub fn create(
         let place = Some(asked.location).filter(|it| it.kind == DEVICE);
         let device = place.and_then(|it| allocator_in_use()?.device_in_use(it.id));
         if let Some(device) = device {
-            status = retry_oom::again(device, status, check_address);
+            status = retry_oom::retry(device, status, check_address);
         }
     }
     Some(status)
