@@ -50,6 +50,23 @@ fn the_library_needs_no_cuda() {
     );
 }
 
+#[test]
+fn the_library_has_no_simulated_gpu_in_it() {
+    let names_simulator = |file: &Path| {
+        let symbols = output(Command::new("nm").arg(file));
+        assert!(
+            symbols.contains("concertina_engine"),
+            "{file:?} has no symbols"
+        );
+        let name = b"concertina_sim";
+        let bytes = std::fs::read(file).expect("a file");
+        symbols.contains("concertina_sim") || bytes.windows(name.len()).any(|it| it == name)
+    };
+    let command = Path::new(env!("CARGO_BIN_EXE_concertina"));
+    assert!(names_simulator(command), "the command replays on it");
+    assert!(!names_simulator(library()));
+}
+
 /// Whether a binary that defines `symbol` puts itself between a program and CUDA.
 fn interposes(symbol: &str) -> bool {
     let name = symbol.split('@').next().unwrap_or(symbol);

@@ -202,3 +202,82 @@ fn what_is_no_statistics_is_named() {
         assert_eq!(text(&output.stderr).lines().count(), 1, "{output:?}");
     }
 }
+
+/// Statistics of a rank with one device and a limit.
+fn rank(rank: u64, used: u64, limit: Option<u64>, ooms: u64) -> Value {
+    let mut process = process(rank as u32 + 1, used, used + (1 << 20), json!({}));
+    process["rank"] = json!(rank);
+    process["devices"][0]["limit_bytes"] = json!(limit);
+    process["devices"][0]["memory_stats"]["num_ooms"] = json!(ooms);
+    process
+}
+
+fn write_all(scratch: &Scratch, processes: &[Value]) -> Vec<PathBuf> {
+    let files = processes.iter().enumerate().map(|(at, process)| {
+        let file = scratch.path().join(format!("stats-{at}.json"));
+        fs::write(&file, process.to_string()).expect("a file");
+        file
+    });
+    files.collect()
+}
+
+#[test]
+fn ranks_are_summed_and_compared() {
+    const GIB: u64 = 1 << 30;
+    let scratch = Scratch::new("report-ranks");
+    let files = write_all(
+        &scratch,
+        &[
+            rank(0, 2 * GIB, Some(4 * GIB), 0),
+            rank(1, 3 * GIB, Some(4 * GIB), 2),
+            rank(2, 2 * GIB, Some(16 * GIB), 0),
+        ],
+    );
+    let output = report(&files);
+    let shown = text(&output.stdout);
+    let lines = "
+3 ranks: 7.00 GiB in use at their peaks, 7.00 GiB held
+most in use: rank 1 with 3.00 GiB, 1.50 times as much as rank 0 with 2.00 GiB, which has least
+nearest to its limit: rank 1, which held 75.0 % of 4.00 GiB
+OUT OF MEMORY: rank 1, 2 times
+";
+    assert!(shown.contains(lines), "{shown}");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_concertina"));
+    let output = command.arg("report").arg("--json").args(&files).output();
+    let found: Value = serde_json::from_slice(&output.expect("it runs").stdout).expect("JSON");
+    let ranks = &found["ranks"];
+    assert_eq!(ranks["count"], 3);
+    assert_eq!(ranks["peak_allocated_bytes"], 7 * GIB);
+    assert_eq!(ranks["most_allocated"]["rank"], 1);
+    assert_eq!(ranks["out_of_memory"], json!([{"rank": 1, "num_ooms": 2}]));
+}
+
+/// Files of several jobs, or of processes without ranks, have no sums over ranks.
+#[test]
+fn ranks_are_not_summed_over_several_jobs() {
+    let scratch = Scratch::new("report-no-ranks");
+    let same = [rank(1, 5, None, 0), rank(1, 6, None, 0)];
+    let mut without = same.clone();
+    without.iter_mut().for_each(|it| it["rank"] = Value::Null);
+    for processes in [&same[..], &without[..], &same[..1]] {
+        let output = report(&write_all(&scratch, processes));
+        assert!(!text(&output.stdout).contains("ranks:"));
+        assert!(output.status.success());
+    }
+}
+
+/// Ranks that never used memory, or have no limit, divide nothing by zero.
+#[test]
+fn ranks_with_nothing_in_use_are_named() {
+    let scratch = Scratch::new("report-empty-ranks");
+    let files = write_all(
+        &scratch,
+        &[rank(0, 0, Some(0), 0), rank(1, 1 << 30, None, 1)],
+    );
+    let output = report(&files);
+    let shown = text(&output.stdout);
+    assert!(
+        shown.contains("rank 0 used none\nOUT OF MEMORY: rank 1, once\n"),
+        "{shown}"
+    );
+}

@@ -1,8 +1,8 @@
 //! Settings: from the environment's text to their effect, and as the documentation shows them.
 
-use concertina_engine::process::stats_file;
+use concertina_engine::process::stats_path;
 use concertina_engine::settings::{
-    Complaint, Free, RoundUp, Settings, Severity, VARIABLES, markdown, size,
+    Diagnostic, Free, RoundUp, Settings, Severity, VARIABLES, markdown, size,
 };
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn settings(variables: &[(&str, &str)]) -> (Settings, Vec<String>) {
     (settings, lines.collect())
 }
 
-fn read(variables: &[(&str, &str)]) -> (Settings, Vec<Complaint>) {
+fn read(variables: &[(&str, &str)]) -> (Settings, Vec<Diagnostic>) {
     Settings::from_lookup(|name| {
         let found = variables.iter().find(|(variable, _)| *variable == name);
         found.map(|(_, text)| text.to_string())
@@ -405,7 +405,7 @@ fn sizes_are_rounded_as_pytorch_rounds_them() {
 #[test]
 fn paths_are_expanded() {
     let expand = |pattern: &str, rank: &'static [(&str, &str)]| {
-        stats_file::expand_with(pattern.as_bytes(), |name| {
+        stats_path::expand_with(pattern.as_bytes(), |name| {
             rank.iter()
                 .find(|(variable, _)| *variable == name)
                 .map(|(_, text)| text.to_string())
@@ -443,7 +443,7 @@ fn paths_are_expanded() {
             failure.line
         );
     }
-    assert!(stats_file::names_process(b"a%p") && !stats_file::names_process(b"%%p%r"));
+    assert!(stats_path::names_process(b"a%p") && !stats_path::names_process(b"%%p%r"));
 }
 
 #[test]

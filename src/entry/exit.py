@@ -1,6 +1,6 @@
 """Run once inside a Python process that uses the library and wants statistics.
 
-`functions` is put here by whoever runs this: addresses of the library's functions, by name. os._exit
+`functions` holds addresses of the library's functions, by name. os._exit
 skips everything that runs at a normal exit, so the statistics are written before it is called.
 """
 

@@ -1,9 +1,9 @@
-//! Programs that `concertina run` started: a Python there that PyTorch keeps its own allocator in says
-//! so, once.
+//! A warning for programs started by `concertina run` in which PyTorch keeps its own allocator.
 //!
-//! `run` reaches PyTorch by way of `PYTHONPATH`. Some options have Python ignore that, and a program
-//! may start another one with a path of its own. `python -I train.py` says it at the start; processes
-//! further down, which are often no business of PyTorch's, only if they use PyTorch and the GPU.
+//! `concertina run` attaches to PyTorch by way of `PYTHONPATH`. Some options have Python ignore it, and a
+//! program may start another one with a `PYTHONPATH` of its own. The program that `run` became, such as
+//! `python -I train.py`, is warned at its start; processes that it starts only once they use PyTorch and the
+//! GPU.
 
 use super::python::{Script, source};
 use super::{panic_guard::guard, preload, torch};
@@ -12,25 +12,21 @@ use concertina_engine::util::message;
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::AtomicBool;
 
-/// The number of the process that `concertina run` became: its program's.
+/// Holds the id of the process that `concertina run` became.
 const VARIABLE: &str = "CONCERTINA_RUN";
 
-static SAID: AtomicBool = AtomicBool::new(false);
+static CHECK: Script = Script::new(
+    c"<concertina: check_attached.py>",
+    source!("check_attached.py"),
+    || vec![(c"not_attached", not_attached as extern "C" fn() as usize)],
+    "it cannot be told whether PyTorch keeps its own allocator in this process",
+);
 
-static BARE: Script = Script {
-    name: c"<concertina: bare.py>",
-    text: source!("bare.py"),
-    functions: || vec![(c"say_bare", say_bare as extern "C" fn() as usize)],
-    failure: "it cannot be told whether PyTorch keeps its own allocator in this process",
-    asked: AtomicBool::new(false),
-    ran: AtomicBool::new(false),
-};
-
-/// The process was started with these arguments.
+/// Checks the process's arguments when the library is loaded.
 ///
 /// # Safety
 /// `arguments` points to `count` strings that end in a NUL.
-pub unsafe fn at_start(count: c_int, arguments: *const *const c_char) {
+pub unsafe fn check_arguments(count: c_int, arguments: *const *const c_char) {
     let program = settings::variable_text(VARIABLE);
     if program.is_none_or(|program| program != std::process::id().to_string()) || !is_python() {
         return;
@@ -39,31 +35,32 @@ pub unsafe fn at_start(count: c_int, arguments: *const *const c_char) {
         // SAFETY: as promised by the caller.
         unsafe { CStr::from_ptr(*arguments.add(at)) }.to_bytes()
     };
-    let option = bare_option((1..count as usize).map(argument));
+    let option = isolating_option((1..count as usize).map(argument));
     if let Some(option) = option.filter(|_| preload::is_on()) {
-        say(&format!("-{option}"));
+        warn(&format!("-{option}"));
     }
 }
 
-/// The process uses the GPU for the first time, by its own calls.
-pub fn at_first_use() {
+/// Checks whether PyTorch is there and not attached, when the process first uses the GPU by its own calls.
+pub fn check_first_use() {
     if settings::variable(VARIABLE).is_some() && !torch::is_attached() {
-        BARE.schedule();
+        CHECK.schedule();
     }
 }
 
-extern "C" fn say_bare() {
+extern "C" fn not_attached() {
     guard((), || {
         if !torch::is_attached() {
-            say("-I, -E or -S or another PYTHONPATH");
+            warn("-I, -E or -S or another PYTHONPATH");
         }
     });
 }
 
-fn say(how: &str) {
-    message::say_once(&SAID, || {
+fn warn(cause: &str) {
+    static PRINTED: AtomicBool = AtomicBool::new(false);
+    message::print_once(&PRINTED, || {
         format!(
-            "PyTorch keeps its own allocator in this process: Python was started with {how}, and \
+            "PyTorch keeps its own allocator in this process: Python was started with {cause}, and \
              does not find concertina"
         )
     });
@@ -74,9 +71,8 @@ fn is_python() -> bool {
     !unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"Py_BytesMain".as_ptr()) }.is_null()
 }
 
-/// The first of Python's options that keeps `PYTHONPATH` or `sitecustomize` out. They end where the
-/// program begins.
-fn bare_option<'a>(arguments: impl Iterator<Item = &'a [u8]>) -> Option<char> {
+/// The first of Python's options that ignores `PYTHONPATH` or `sitecustomize`. Options end at the program.
+fn isolating_option<'a>(arguments: impl Iterator<Item = &'a [u8]>) -> Option<char> {
     let mut arguments = arguments;
     while let Some(argument) = arguments.next() {
         let letters = argument.strip_prefix(b"-").filter(|it| !it.is_empty())?;
@@ -89,9 +85,9 @@ fn bare_option<'a>(arguments: impl Iterator<Item = &'a [u8]>) -> Option<char> {
         for (at, letter) in letters.iter().enumerate() {
             match letter {
                 b'I' | b'E' | b'S' => return Some(char::from(*letter)),
-                // The program.
+                // The program follows.
                 b'c' | b'm' => return None,
-                // These take the rest of the argument, or the next.
+                // The rest of the argument, or the next one, is the option's value.
                 b'W' | b'X' => {
                     if at + 1 == letters.len() {
                         arguments.next();

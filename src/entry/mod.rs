@@ -1,4 +1,4 @@
-//! The C functions, by what they serve.
+//! The C entry points: for PyTorch (`torch`), for programs that call CUDA (`preload`), and for everyone.
 
 mod launched_by_run;
 mod panic_guard;

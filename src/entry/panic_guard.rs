@@ -1,16 +1,16 @@
-//! The one boundary that panics do not cross.
+//! Keeps panics from unwinding into C code.
 
 use concertina_engine::util::message;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What `body` returns, or `default` if it panics: a program that C code runs in can do nothing
-/// about a mistake of ours, and must not be torn down for it.
+/// Calls `body` and returns its result, or `default` if it panics. The host program goes on: every entry
+/// point is called through this.
 ///
-/// State shared across calls is behind locks or atomics, which keep it usable.
+/// Unwinding is safe: state that outlives the call is behind locks or atomics, which stay usable.
 #[inline]
 pub fn guard<T>(default: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
-        // To drop what was thrown could throw again.
+        // Dropping the payload could panic again.
         std::mem::forget(panic);
         after_panic();
         default
@@ -19,5 +19,5 @@ pub fn guard<T>(default: T, body: impl FnOnce() -> T) -> T {
 
 #[cold]
 fn after_panic() {
-    message::say("a mistake inside the library (see the lines above); please report it");
+    message::print("a mistake inside the library (see the lines above); please report it");
 }

@@ -1,19 +1,21 @@
-//! What has to be done inside the Python interpreter, where the process is one.
+//! Running Python code in the process's interpreter, if it has one.
 //!
-//! Nothing of Python is linked: its functions are looked up in the process. Work is handed over as a
+//! Nothing of Python is linked: its functions are looked up in the process. A script is scheduled as a
 //! pending call, which the interpreter makes on its main thread before that thread's next statement.
 
 use super::panic_guard::guard;
-use concertina_engine::process::lifecycle;
+use concertina_engine::process::exit;
+use concertina_engine::process::stats_output;
 use concertina_engine::util::message;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// A `PyObject *`.
 pub type Object = *mut c_void;
 
-/// The interpreter's functions that are used here: of its stable ABI, or there as long.
+/// The interpreter's functions that are used here: of its stable ABI, or as old.
 macro_rules! interpreter {
     ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
         #[allow(non_snake_case)]
@@ -26,7 +28,7 @@ macro_rules! interpreter {
             pub fn get() -> Option<&'static Interpreter> {
                 static FOUND: OnceLock<Interpreter> = OnceLock::new();
                 if FOUND.get().is_none() {
-                    // It may come later.
+                    // Python may be loaded later.
                     let _ = FOUND.set(Interpreter::find()?);
                 }
                 FOUND.get()
@@ -36,7 +38,7 @@ macro_rules! interpreter {
                 Some(Interpreter {
                     $($name: {
                         let name = concat!(stringify!($name), "\0");
-                        // SAFETY: the name ends in a zero; a function that Python exports under it
+                        // SAFETY: the name ends in a NUL; the function that Python exports under it
                         // has this signature in every Python 3.
                         unsafe {
                             let address = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr().cast());
@@ -77,15 +79,16 @@ interpreter! {
 const PY_FILE_INPUT: c_int = 257;
 
 impl Interpreter {
-    /// Does something that needs the interpreter's lock, whatever this thread is at: an exception that is being
-    /// handled is put aside meanwhile, and one that `act` leaves is dropped. `None` where the interpreter has
-    /// ended, or not begun. Does not return where it ends meanwhile: then Python ends the thread.
+    /// Runs `body` with the interpreter's lock (the GIL), on any thread and in any state: a pending exception
+    /// is kept and restored, and one that `body` leaves is cleared. `None` if the interpreter is not
+    /// initialised or has been finalised. Does not return if it is finalised meanwhile: then Python ends the
+    /// thread.
     ///
     /// # Safety
-    /// The caller holds no lock that whoever has the interpreter's may wait for.
-    pub unsafe fn aside<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
-        // SAFETY: any thread may ask whether the interpreter is initialised, and once it is, wait for its lock,
-        // which is let go of again; an exception is fetched and restored under it.
+    /// The caller holds no lock for which a thread that holds the GIL may wait.
+    pub unsafe fn with_gil<T>(&self, body: impl FnOnce() -> T) -> Option<T> {
+        // SAFETY: any thread may ask whether the interpreter is initialised, and once it is, acquire its
+        // lock, which is released again; an exception is fetched and restored under it.
         unsafe {
             if (self.Py_IsInitialized)() == 0 {
                 return None;
@@ -94,32 +97,28 @@ impl Interpreter {
             let mut error = [ptr::null_mut(); 3];
             let [kind, value, trace] = &mut error;
             (self.PyErr_Fetch)(kind, value, trace);
-            let done = act();
+            let result = body();
             (self.PyErr_Clear)();
             (self.PyErr_Restore)(error[0], error[1], error[2]);
             (self.PyGILState_Release)(state);
-            Some(done)
+            Some(result)
         }
     }
 }
 
-/// Python that is run once, as a module of its own that nobody can import.
+/// Python code that is run once, with global variables of its own.
 pub struct Script {
-    /// What it is called in a traceback.
-    pub name: &'static CStr,
-    /// The source.
-    pub text: &'static CStr,
-    /// Functions of ours that it calls by `ctypes`: their addresses, by name, are its `functions`.
-    pub functions: fn() -> Vec<(&'static CStr, usize)>,
-    /// What to say where it fails.
-    pub failure: &'static str,
-    /// It has been handed over.
-    pub asked: AtomicBool,
+    name: &'static CStr,
+    text: &'static CStr,
+    functions: fn() -> Vec<(&'static CStr, usize)>,
+    failure: &'static str,
+    /// It is scheduled, or has been.
+    scheduled: AtomicBool,
     /// It has run.
-    pub ran: AtomicBool,
+    ran: AtomicBool,
 }
 
-/// The source of a script as a C string.
+/// The source of a script, a file beside this one, as a C string.
 macro_rules! source {
     ($path:literal) => {
         match std::ffi::CStr::from_bytes_with_nul(concat!(include_str!($path), "\0").as_bytes()) {
@@ -130,67 +129,79 @@ macro_rules! source {
 }
 pub(super) use source;
 
-static EXIT: Script = Script {
-    name: c"<concertina: exit.py>",
-    text: source!("exit.py"),
-    functions: || {
+static EXIT: Script = Script::new(
+    c"<concertina: exit.py>",
+    source!("exit.py"),
+    || {
         vec![(
             c"write_statistics",
             write_statistics as extern "C" fn() as usize,
         )]
     },
-    failure: "os._exit could not be wrapped: it will leave no statistics",
-    asked: AtomicBool::new(false),
-    ran: AtomicBool::new(false),
-};
+    "os._exit could not be wrapped: it will leave no statistics",
+);
 
-/// Asks the interpreter, if there is one and it runs, to make `os._exit` write the statistics where
-/// they are wanted, and to fit PyTorch's functions to the library. May be called again, from any
-/// thread: what has been asked for is not asked for again.
-pub fn schedule() {
-    schedule_exit();
-    super::torch::ATTACH.schedule();
-}
-
-/// The first half of it alone, where PyTorch is none of our business.
-pub fn schedule_exit() {
-    if lifecycle::wants_statistics() {
+/// Has `os._exit` write the statistics first, if they are wanted and the process has an interpreter. May be
+/// called again, from any thread.
+pub fn schedule_exit_hook() {
+    if stats_output::is_wanted() {
         EXIT.schedule();
     }
 }
 
 extern "C" fn write_statistics() {
-    guard((), lifecycle::before_exit);
+    guard((), exit::write_at_exit);
 }
 
 impl Script {
+    /// `name` stands for the file in a traceback, `failure` is printed if the script raises. `functions`
+    /// lists the addresses of C functions by name, which the script finds in its dictionary `functions` and
+    /// calls by `ctypes`.
+    pub const fn new(
+        name: &'static CStr,
+        text: &'static CStr,
+        functions: fn() -> Vec<(&'static CStr, usize)>,
+        failure: &'static str,
+    ) -> Script {
+        Script {
+            name,
+            text,
+            functions,
+            failure,
+            scheduled: AtomicBool::new(false),
+            ran: AtomicBool::new(false),
+        }
+    }
+
+    /// Has the interpreter run the script soon, once; does nothing in a process without one. Any thread may
+    /// call it.
     pub fn schedule(&'static self) {
-        if self.asked.load(Ordering::Relaxed) {
+        if self.scheduled.load(Ordering::Relaxed) {
             return;
         }
         let Some(python) = Interpreter::get() else {
             return;
         };
         let this = ptr::from_ref(self).cast_mut().cast();
-        // SAFETY: both may be called from any thread, the second in an initialised interpreter.
+        // SAFETY: any thread may call both, the second once the interpreter is initialised.
         unsafe {
             if (python.Py_IsInitialized)() != 0
-                && !self.asked.swap(true, Ordering::Relaxed)
+                && !self.scheduled.swap(true, Ordering::Relaxed)
                 && (python.Py_AddPendingCall)(pending, this) != 0
             {
-                // The queue is full: another time.
-                self.asked.store(false, Ordering::Relaxed);
+                // The queue is full: to be scheduled again by a later call.
+                self.scheduled.store(false, Ordering::Relaxed);
             }
         }
     }
 
-    /// Runs the script here and now, in a process whose interpreter runs, unless it has run.
+    /// Runs the script on this thread, unless it has run or the process has no interpreter.
     pub fn run_now(&self) {
         let Some(python) = Interpreter::get() else {
             return;
         };
-        // SAFETY: any thread may ask whether the interpreter is initialised, and once it is, wait for
-        // its lock, which is let go of again.
+        // SAFETY: any thread may ask whether the interpreter is initialised, and once it is, acquire
+        // its lock, which is released again.
         unsafe {
             if (python.Py_IsInitialized)() != 0 {
                 let state = (python.PyGILState_Ensure)();
@@ -200,23 +211,25 @@ impl Script {
         }
     }
 
-    /// Runs the script unless it has run, and says so where it fails.
+    /// Runs the script unless it has run, and prints its `failure` if it raises.
     ///
     /// # Safety
     /// The interpreter's lock must be held.
     unsafe fn run_once(&self, python: &Interpreter) {
         // SAFETY: as promised by the caller.
         if !self.ran.swap(true, Ordering::Relaxed) && !unsafe { self.run(python) } {
-            message::say(self.failure);
+            message::print(self.failure);
         }
     }
 
-    /// Has the script run again, although it has run.
-    pub fn run_again(&self) {
+    /// Lets the script be scheduled and run once more.
+    pub fn reset(&self) {
         self.ran.store(false, Ordering::Relaxed);
-        self.asked.store(false, Ordering::Relaxed);
+        self.scheduled.store(false, Ordering::Relaxed);
     }
 
+    /// Runs the script. False if it raises.
+    ///
     /// # Safety
     /// The interpreter's lock must be held.
     unsafe fn run(&self, python: &Interpreter) -> bool {
@@ -225,8 +238,8 @@ impl Script {
             !value.is_null()
                 && unsafe { (python.PyDict_SetItemString)(dict, name.as_ptr(), value) == 0 }
         };
-        // SAFETY: the lock is held; every result is checked before it is used, and what is owned
-        // here is let go of.
+        // SAFETY: the lock is held; every result is checked before it is used, and references that
+        // are owned here are released.
         unsafe {
             let globals = (python.PyDict_New)();
             let functions = (python.PyDict_New)();
@@ -248,7 +261,7 @@ impl Script {
             if result.is_null() {
                 (python.PyErr_Clear)();
             }
-            // Each takes a null for nothing.
+            // `Py_DecRef` ignores null.
             for owned in [result, code, functions, globals] {
                 (python.Py_DecRef)(owned);
             }
@@ -257,11 +270,11 @@ impl Script {
     }
 }
 
-/// Runs on the interpreter's main thread, with its lock held. Its answer, 0, is that no Python
-/// exception is pending.
+/// The pending call: runs on the interpreter's main thread, with its lock held. Returns 0, as no Python
+/// exception is pending afterwards.
 unsafe extern "C" fn pending(script: *mut c_void) -> c_int {
     guard((), || {
-        // SAFETY: `schedule` handed over a static.
+        // SAFETY: `schedule` passed a static.
         let script = unsafe { &*script.cast::<Script>() };
         if let Some(python) = Interpreter::get() {
             // SAFETY: the interpreter's lock is held.

@@ -1,10 +1,11 @@
-//! What runs when the library is loaded, and when the process ends.
+//! The library's constructor and destructor: what runs when it is loaded, and at the end of the process.
 
 use super::panic_guard::guard;
 use super::{launched_by_run, preload, python, torch};
-use concertina_engine::process::allocator::check_settings;
-use concertina_engine::process::allocator::say_how_by;
-use concertina_engine::process::lifecycle;
+use concertina_engine::process::exit;
+use concertina_engine::process::settings::check_settings;
+use concertina_engine::process::startup::{self, Callbacks};
+use concertina_engine::process::stats_output;
 use concertina_engine::settings::{self, Severity};
 use std::ffi::{c_char, c_int};
 use std::fs;
@@ -12,35 +13,37 @@ use std::os::unix::ffi::OsStrExt;
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static START: unsafe extern "C" fn(c_int, *const *const c_char) = start;
+static LOAD: unsafe extern "C" fn(c_int, *const *const c_char) = load;
 
-/// The last of a process's ends to run: after every function registered with `atexit` and every
-/// static destructor, where the last tensors may be freed.
+/// Runs after all functions registered with `atexit` and all static destructors, in which the last tensors
+/// may be freed.
 #[used]
 #[unsafe(link_section = ".fini_array")]
-static END: extern "C" fn() = end;
+static UNLOAD: extern "C" fn() = write_statistics;
 
-/// The C library calls it with the arguments of `main`.
-unsafe extern "C" fn start(count: c_int, arguments: *const *const c_char) {
+/// The constructor; the C library calls it with the arguments of `main`.
+unsafe extern "C" fn load(count: c_int, arguments: *const *const c_char) {
     guard((), || {
-        lifecycle::start(first_use);
-        say_how_by(how);
+        startup::load(Callbacks {
+            on_first_call,
+            attachment,
+        });
         if !settings::is_disabled() {
-            look_at_environment();
+            check_environment();
         }
-        if lifecycle::wants_statistics() {
-            // Some other library's end may crash before it is the turn of ours.
+        if stats_output::is_wanted() {
+            // Another library's destructor may crash before ours runs.
             // SAFETY: the function stays, as the library is never unloaded.
-            unsafe { libc::atexit(end) };
+            unsafe { libc::atexit(write_statistics) };
         }
-        python::schedule();
-        // SAFETY: the arguments of `main` are so many strings, and stay.
-        unsafe { launched_by_run::at_start(count, arguments) };
+        schedule_scripts();
+        // SAFETY: the arguments of `main`: `count` strings, which stay.
+        unsafe { launched_by_run::check_arguments(count, arguments) };
     });
 }
 
-/// How the process came to use the library.
-fn how() -> &'static str {
+/// How the process came to use the library, for `verbose`.
+fn attachment() -> &'static str {
     match (torch::is_attached(), preload::is_on()) {
         (true, true) => "as PyTorch's allocator and under LD_PRELOAD",
         (true, false) => "as PyTorch's allocator",
@@ -49,29 +52,29 @@ fn how() -> &'static str {
     }
 }
 
-/// Says now what the environment has wrong, rather than when the GPU is first used. A preloaded program
-/// whose limit cannot be read does not start: without the limit it might take the memory of others.
-fn look_at_environment() {
+/// Prints mistakes in the environment now, rather than when the GPU is first used. A preloaded program whose
+/// limit is a mistake does not start: without a limit it might take memory that others need.
+fn check_environment() {
     let is_set = |name: &&str| settings::variable(name).is_some();
     let has_settings = settings::VARIABLES.iter().any(is_set);
-    if !has_settings && !lifecycle::wants_statistics() {
+    if !has_settings && !stats_output::is_wanted() {
         return;
     }
     let preloaded = preload::is_on();
-    // What is set for PyTorch is none of our business yet, where any program may run.
+    // Any program may be preloaded: PyTorch's variables do not matter until PyTorch is attached.
     let worst = check_settings(preloaded);
     if preloaded && worst == Some(Severity::Unlimited) {
-        // SAFETY: nothing of the program has run that could have an end.
+        // SAFETY: nothing of the program has run yet that would have to be ended.
         unsafe { libc::_exit(2) };
     }
-    lifecycle::check_path();
-    if lifecycle::wants_statistics() && !(preloaded && is_parent_preloaded()) {
-        lifecycle::expect_statistics();
+    stats_output::check_path();
+    if stats_output::is_wanted() && !(preloaded && is_parent_preloaded()) {
+        stats_output::expect_statistics();
     }
 }
 
-/// Whether the process that started this one has the same libraries preloaded: then this is some helper
-/// of the program that a person has started.
+/// Whether the parent process has the same libraries preloaded: then this one is a helper of the program that
+/// the user started, from which no statistics are expected.
 fn is_parent_preloaded() -> bool {
     const VARIABLE: &str = "LD_PRELOAD";
     let Some(own) = settings::variable(VARIABLE) else {
@@ -86,11 +89,18 @@ fn is_parent_preloaded() -> bool {
     })
 }
 
-fn first_use() {
+fn on_first_call() {
     torch::attach_unless_done();
-    python::schedule();
+    schedule_scripts();
 }
 
-extern "C" fn end() {
-    guard((), lifecycle::before_exit);
+/// Has the interpreter, if the process has one, run the scripts that wrap `os._exit` and attach to PyTorch.
+/// May be called again, from any thread.
+fn schedule_scripts() {
+    python::schedule_exit_hook();
+    torch::ATTACH.schedule();
+}
+
+extern "C" fn write_statistics() {
+    guard((), exit::write_at_exit);
 }

@@ -1,14 +1,15 @@
-//! Statistics and the version, for everyone.
+//! The C functions for statistics and the version.
 
 use super::panic_guard::guard;
-use concertina_engine::process::lifecycle;
 use concertina_engine::process::stats;
+use concertina_engine::process::stats_output;
+use concertina_engine::util::fork;
 use concertina_engine::util::message;
 use std::ffi::{CStr, c_char, c_int};
 use std::time::Duration;
 
-/// How long a caller is kept waiting for devices that other threads keep locked.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a call waits for each device that another thread keeps locked.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Writes the statistics of every device, one JSON object, to the caller's `buffer`.
 ///
@@ -24,9 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn concertina_stats_json(buffer: *mut c_char, capacity: usize) -> usize {
     guard(0, || {
-        let text = match lifecycle::in_forked_child() {
+        let text = match fork::in_forked_child() {
             true => String::new(),
-            false => stats::json(PATIENCE),
+            false => stats::json(LOCK_TIMEOUT),
         };
         if !buffer.is_null() && capacity > 0 {
             let length = text.len().min(capacity - 1);
@@ -63,10 +64,10 @@ pub unsafe extern "C" fn concertina_dump_stats(path: *const c_char) -> c_int {
     guard(libc::EIO, || {
         // SAFETY: the caller vouches for a string that ends in a NUL, if it is not null.
         let path = (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) });
-        match lifecycle::dump(path) {
+        match stats_output::dump(path) {
             Ok(()) => 0,
             Err(failure) => {
-                message::say(&failure.line);
+                message::print(&failure.line);
                 failure.errno
             }
         }

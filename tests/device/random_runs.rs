@@ -1,10 +1,10 @@
-//! Random runs: many short ones, seeded, over a few streams with late work; and threads.
+//! Random runs: many short random programs, seeded, on a few streams with late work, and on threads.
 //!
 //! `CONCERTINA_TEST_SEED` runs one seed alone, `CONCERTINA_TEST_RUNS` scales how many there are, in
 //! percent.
 
-use crate::gpu::{Bench, GIB, MIB, on_card};
-use crate::runner::{Block, Plan, Runner, Seed};
+use crate::harness::gpu::{Bench, GIB, MIB, on_card};
+use crate::harness::random_program::{Block, Plan, Runner, Seed};
 use concertina_engine::settings::Settings;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -13,7 +13,7 @@ fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// The seeds of a test that has so many.
+/// The seeds of a test with `count` of them.
 fn seeds(count: u64) -> Vec<u64> {
     match variable("CONCERTINA_TEST_SEED") {
         Some(seed) => vec![seed],
@@ -22,14 +22,14 @@ fn seeds(count: u64) -> Vec<u64> {
 }
 
 #[test]
-fn random_work_finds_its_memory_as_it_left_it() {
+fn random_runs_keep_contents() {
     for seed in seeds(if on_card() { 10 } else { 3 }) {
         let _seed = Seed(seed);
         let bench = Bench::new(Settings::default());
         let plan = Plan {
             streams: 1 + seed % 6,
             limits: Some((300 * MIB, 3 * GIB)),
-            tend: seed % 2 == 1,
+            purge: seed % 2 == 1,
             cuda: seed % 3 == 2,
             ..Plan::default()
         };
@@ -87,7 +87,7 @@ fn threads(bench: &Bench, count: usize, devices: usize, operations: u64, plan: P
 fn threads_plan() -> Plan {
     Plan {
         streams: 2,
-        tend: true,
+        purge: true,
         largest: 50 * MIB,
         live: 100 * MIB,
         ..Plan::default()
@@ -95,7 +95,7 @@ fn threads_plan() -> Plan {
 }
 
 #[test]
-fn threads_share_a_device() {
+fn random_runs_of_threads_on_one_device() {
     for count in [4, 8] {
         let bench = Bench::new(Settings::default());
         let plan = Plan {
@@ -107,8 +107,8 @@ fn threads_share_a_device() {
 }
 
 #[test]
-fn threads_use_several_devices() {
-    let name = "threads_use_several_devices";
+fn random_runs_of_threads_on_several_devices() {
+    let name = "random_runs_of_threads_on_several_devices";
     let Some(bench) = Bench::with_devices(name, 2, Settings::default()) else {
         return;
     };
@@ -117,19 +117,19 @@ fn threads_use_several_devices() {
 
 mod sim_only {
     use super::{seeds, threads, threads_plan};
-    use crate::counters::identities;
-    use crate::gpu::{Bench, GIB, KIB, MIB};
-    use crate::random::Random;
-    use crate::runner::{Plan, Runner, Seed};
+    use crate::harness::accounts::identities;
+    use crate::harness::gpu::{Bench, GIB, KIB, MIB};
+    use crate::harness::random::Random;
+    use crate::harness::random_program::{Plan, Runner, Seed};
     use concertina_engine::driver::sys::CUresult;
     use concertina_engine::settings::Settings;
     use concertina_sim::{Config, Pace};
 
     /// One run: everything about it follows from the seed.
-    fn run(name: &str, seed: u64, change: impl Fn(&mut Plan, &mut Settings)) {
+    pub fn run(name: &str, seed: u64, change: impl Fn(&mut Plan, &mut Settings)) {
         let _seed = Seed(seed);
         let mut random = Random::new(seed);
-        // Many small chunks now and then, so that many are moved.
+        // Small chunks now and then, so that many are remapped.
         let (granularity, chunk) = match random.below(6) {
             0 => (256 * KIB, 512 * KIB),
             turn => (
@@ -151,10 +151,10 @@ mod sim_only {
             unknown: false,
             defaults: false,
             foreign: false,
-            elsewhere: false,
+            other_streams_free: false,
             pools: random.once_in(4),
             empty: !random.once_in(3),
-            tend: random.once_in(2),
+            purge: random.once_in(2),
             limits: random.once_in(2).then_some((100 * MIB, GIB)),
             check: random.once_in(8),
         };
@@ -187,47 +187,59 @@ mod sim_only {
         bench.device().set_limit(None);
         runner.end();
         bench.finish();
-        runner.accounts.agree_at_rest(&bench.device().figures());
+        runner.accounts.agree_when_idle(&bench.device().figures());
     }
 
     #[test]
-    fn nothing_overlaps_overtakes_or_leaks() {
+    fn random_runs_neither_overlap_nor_race_nor_leak() {
         for seed in seeds(1500) {
-            run("nothing_overlaps_overtakes_or_leaks", seed, |_, _| {});
+            run(
+                "random_runs_neither_overlap_nor_race_nor_leak",
+                seed,
+                |_, _| {},
+            );
         }
     }
 
     #[test]
-    fn nor_with_plain_segments() {
+    fn random_runs_with_expandable_segments_off() {
         for seed in seeds(300) {
-            run("nor_with_plain_segments", seed, |plan, settings| {
-                settings.expandable_segments = false;
-                plan.largest = plan.largest.min(100 * MIB);
-            });
+            run(
+                "random_runs_with_expandable_segments_off",
+                seed,
+                |plan, settings| {
+                    settings.expandable_segments = false;
+                    plan.largest = plan.largest.min(100 * MIB);
+                },
+            );
         }
     }
 
     #[test]
-    fn nor_when_streams_come_and_go() {
+    fn random_runs_with_streams_created_and_destroyed() {
         for seed in seeds(500) {
-            run("nor_when_streams_come_and_go", seed, |plan, _| {
-                plan.destroy = true;
-                plan.streams = plan.streams.max(2);
-            });
+            run(
+                "random_runs_with_streams_created_and_destroyed",
+                seed,
+                |plan, _| {
+                    plan.destroy = true;
+                    plan.streams = plan.streams.max(2);
+                },
+            );
         }
     }
 
     #[test]
-    fn nor_with_streams_that_the_pool_does_not_know() {
+    fn random_runs_with_streams_the_pool_does_not_know() {
         for seed in seeds(500) {
-            let name = "nor_with_streams_that_the_pool_does_not_know";
+            let name = "random_runs_with_streams_the_pool_does_not_know";
             run(name, seed, |plan, settings| {
                 plan.unknown = true;
                 plan.destroy = seed % 2 == 0;
                 plan.defaults = seed % 3 == 0;
                 plan.foreign = seed % 5 < 2;
-                plan.elsewhere = seed % 7 < 3;
-                plan.cuda |= plan.elsewhere;
+                plan.other_streams_free = seed % 7 < 3;
+                plan.cuda |= plan.other_streams_free;
                 plan.streams = plan.streams.max(2);
                 settings.stream_waits = seed % 8 != 7;
             });
@@ -236,7 +248,7 @@ mod sim_only {
 
     /// Calls that tell how far streams have got, or change what is mapped, fail at random.
     #[test]
-    fn nor_with_streams_while_calls_fail() {
+    fn random_runs_with_driver_failures() {
         const FUNCTIONS: [&str; 10] = [
             "cuEventRecord",
             "cuEventQuery",
@@ -261,7 +273,7 @@ mod sim_only {
                 destroy: random.once_in(2),
                 foreign: random.once_in(2),
                 pools: random.once_in(4),
-                tend: random.once_in(2),
+                purge: random.once_in(2),
                 ..Plan::default()
             };
             let config = Config {
@@ -274,7 +286,7 @@ mod sim_only {
                 chunk_size: [0, 2 * MIB, 32 * MIB][random.below(3) as usize] as usize,
                 ..Settings::default()
             };
-            let name = "nor_with_streams_while_calls_fail";
+            let name = "random_runs_with_driver_failures";
             let Some(bench) = Bench::simulated(name, config, settings) else {
                 return;
             };
@@ -310,7 +322,7 @@ mod sim_only {
     }
 
     #[test]
-    fn nor_with_threads_whose_work_is_late() {
+    fn random_runs_of_threads_with_late_work() {
         for seed in seeds(6) {
             let _seed = Seed(seed);
             let config = Config {
@@ -319,7 +331,7 @@ mod sim_only {
                 ..Config::default()
             };
             let devices = config.devices;
-            let name = "nor_with_threads_whose_work_is_late";
+            let name = "random_runs_of_threads_with_late_work";
             let Some(bench) = Bench::simulated(name, config, Settings::default()) else {
                 return;
             };

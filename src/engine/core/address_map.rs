@@ -1,67 +1,62 @@
-//! From an address to the block that starts there: a hash whose places hold the first of a chain of
-//! blocks each, linked through their nodes. There are at least four times as many places as blocks, so
-//! nearly all chains are one long, and what is looked up has its node read anyway: look-up, insertion and
-//! removal touch one cache line besides it, and whether a chain goes on is predicted well.
+//! The address map: a hash table from an address to the live block that starts there.
 //!
-//! The table grows by one place at a time (linear hashing): the chain of one place is divided among
-//! that and the new one. So no insertion takes longer because there are many blocks.
+//! Each bucket is a chain of blocks that are linked through their nodes. There are at least four buckets a
+//! block, so that nearly every chain has one block, and a look-up reads that block's node anyway: look-up,
+//! insertion and removal touch one cache line besides it. The table grows by one bucket at a time (linear
+//! hashing), so that no insertion takes longer because there are many blocks.
 //!
-//! What grows with them is the wait for memory. No cache holds the nodes and places of a million blocks, and
-//! a pair that hits four cold lines one after the other takes some five times as long as with a hundred: the
-//! place of the block freed and its node (half of all the time), its neighbours' nodes (an eighth), the place
-//! of the block handed out. One cold line took 200 ns when the whole pair took 150 with a hundred (EPYC 7003,
-//! a virtual machine, huge pages). The look-up alone, a place and then its node in a loop that does nothing
-//! else, went from 10 to 120 ns, and no allocator that knows its blocks by their addresses does without. To
-//! fetch the neighbours before they are needed, to insert later, or half the places made no difference.
+//! With a million blocks no cache holds the nodes and buckets, and an allocation and a free take some five
+//! times as long as with a hundred: they read four cold lines one after the other, and one costs 200 ns where
+//! the pair takes 150 (EPYC 7003, a virtual machine, huge pages). Prefetching the neighbours, inserting
+//! later, or half as many buckets made no difference.
 
 use crate::core::block::{BlockId, NODES, NONE, Nodes};
 use crate::util::zeroed::{Zeroable, Zeroed};
 use std::ops::{Index, IndexMut};
 
-/// Places for each block.
+/// Buckets for each block.
 const SPARE: usize = 4;
 
-/// As many as there can be: 512 MiB of them, of which the system gives what is used.
-const PLACES: usize = SPARE * NODES;
+/// The most buckets there can be: 512 MiB, of which the system commits what is used.
+const BUCKETS: usize = SPARE * NODES;
 
-struct Places([BlockId; PLACES]);
+struct Buckets([BlockId; BUCKETS]);
 
-// SAFETY: of names, zero is `NONE`.
+// SAFETY: a `BlockId` of zeros is `NONE`.
 #[allow(unsafe_code)]
-unsafe impl Zeroable for Places {}
+unsafe impl Zeroable for Buckets {}
 
-impl Index<usize> for Places {
+impl Index<usize> for Buckets {
     type Output = BlockId;
     #[inline(always)]
     fn index(&self, at: usize) -> &BlockId {
-        // The remainder, which changes nothing, spares a check.
-        &self.0[at % PLACES]
+        // Every index is in range; the remainder spares the check.
+        &self.0[at % BUCKETS]
     }
 }
 
-impl IndexMut<usize> for Places {
+impl IndexMut<usize> for Buckets {
     #[inline(always)]
     fn index_mut(&mut self, at: usize) -> &mut BlockId {
-        &mut self.0[at % PLACES]
+        &mut self.0[at % BUCKETS]
     }
 }
 
-/// Maps the addresses of blocks handed out to their blocks.
+/// Finds live blocks by address.
 pub struct AddressMap {
-    places: Zeroed<Places>,
-    /// How many are used: from `half` to less than twice as many.
+    buckets: Zeroed<Buckets>,
+    /// Buckets in use: `half` or more, less than twice as many.
     used: usize,
-    /// A power of two. The first places, up to the number of those beyond it, have been divided.
+    /// A power of two. As many of the first buckets as there are beyond it have been split.
     half: usize,
     count: usize,
 }
 
-/// Where a block was found.
+/// Where a block was found: its bucket and the block before it in the chain.
 #[derive(Clone, Copy)]
 pub struct MapIndex {
-    home: usize,
-    /// The block before it in its place.
-    before: BlockId,
+    bucket: usize,
+    previous: BlockId,
 }
 
 impl AddressMap {
@@ -69,14 +64,14 @@ impl AddressMap {
     pub fn new() -> Option<Self> {
         let half = 256;
         Some(AddressMap {
-            places: Zeroed::new()?,
+            buckets: Zeroed::new()?,
             used: half,
             half,
             count: 0,
         })
     }
 
-    /// Bytes of its places, in use or not.
+    /// Bytes of the buckets in use.
     pub fn bytes(&self) -> usize {
         self.used * size_of::<BlockId>()
     }
@@ -85,33 +80,33 @@ impl AddressMap {
         self.count
     }
 
-    /// Fibonacci hashing of the address in blocks, so that neighbours spread.
+    /// The bucket of an address: Fibonacci hashing of the address in blocks, so that neighbours spread.
     #[inline(always)]
-    fn home(&self, address: u64) -> usize {
+    fn bucket(&self, address: u64) -> usize {
         let hash = (address / crate::core::BLOCK).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        let place = hash as usize & (self.half * 2 - 1);
-        if place < self.used {
-            place
+        let bucket = hash as usize & (self.half * 2 - 1);
+        if bucket < self.used {
+            bucket
         } else {
-            place - self.half
+            bucket - self.half
         }
     }
 
-    /// The block in use that starts at `address`, and where it was found.
+    /// The live block that starts at `address`, and where it was found.
     #[inline(always)]
     pub fn find(&self, nodes: &Nodes, address: u64) -> Option<(BlockId, MapIndex)> {
-        let home = self.home(address);
-        let (mut before, mut id) = (NONE, self.places[home]);
+        let bucket = self.bucket(address);
+        let (mut previous, mut id) = (NONE, self.buckets[bucket]);
         while id != NONE {
             if nodes[id].address == address {
-                return Some((id, MapIndex { home, before }));
+                return Some((id, MapIndex { bucket, previous }));
             }
-            (before, id) = (id, nodes[id].chain);
+            (previous, id) = (id, nodes[id].chain);
         }
         None
     }
 
-    /// The block alone, or `NONE`.
+    /// The live block that starts at `address`, or `NONE`.
     pub fn get(&self, nodes: &Nodes, address: u64) -> BlockId {
         self.find(nodes, address).map_or(NONE, |(id, _)| id)
     }
@@ -128,30 +123,30 @@ impl AddressMap {
     #[inline(always)]
     fn link(&mut self, nodes: &mut Nodes, id: BlockId) {
         let node = &mut nodes[id];
-        let home = self.home(node.address);
-        node.chain = std::mem::replace(&mut self.places[home], id);
+        let bucket = self.bucket(node.address);
+        node.chain = std::mem::replace(&mut self.buckets[bucket], id);
     }
 
-    /// Removes a block that was found in this spot since the address map was last changed.
+    /// Removes a block that was found here since the map last changed.
     #[inline(always)]
-    pub fn remove(&mut self, nodes: &mut Nodes, id: BlockId, spot: MapIndex) {
+    pub fn remove(&mut self, nodes: &mut Nodes, id: BlockId, at: MapIndex) {
         let after = nodes[id].chain;
         self.count -= 1;
-        let link = match spot.before {
-            NONE => &mut self.places[spot.home],
-            before => &mut nodes[before].chain,
+        let link = match at.previous {
+            NONE => &mut self.buckets[at.bucket],
+            previous => &mut nodes[previous].chain,
         };
         debug_assert_eq!(*link, id);
         *link = after;
     }
 
-    /// One place more.
+    /// Adds a bucket and splits the one whose addresses it shares.
     #[cold]
     #[inline(never)]
     fn grow(&mut self, nodes: &mut Nodes) {
-        let divided = self.used - self.half;
+        let split = self.used - self.half;
         self.used += 1;
-        let mut id = std::mem::replace(&mut self.places[divided], NONE);
+        let mut id = std::mem::replace(&mut self.buckets[split], NONE);
         while id != NONE {
             let next = nodes[id].chain;
             self.link(nodes, id);
@@ -166,7 +161,7 @@ impl AddressMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::block::{Blocks, State};
+    use crate::core::block::{BlockState, Blocks};
     use std::collections::HashMap;
 
     #[test]
@@ -180,14 +175,14 @@ mod tests {
             x ^= x << 17;
             let address = 0x7f00_0000_0000 + (x % 5000) * 512;
             if let std::collections::hash_map::Entry::Vacant(e) = map.entry(address) {
-                let id = blocks.add(address, 512, 0, State::Live);
+                let id = blocks.add(address, 512, 0, BlockState::Live);
                 e.insert(id);
                 address_map.insert(&mut blocks, id);
             } else if x & 1 << 40 == 0 {
                 let id = map.remove(&address).unwrap();
-                let (found, spot) = address_map.find(&blocks, address).expect("the block");
+                let (found, map_index) = address_map.find(&blocks, address).expect("the block");
                 assert_eq!(found, id);
-                address_map.remove(&mut blocks, id, spot);
+                address_map.remove(&mut blocks, id, map_index);
                 blocks.remove(id);
             } else {
                 assert_eq!(address_map.get(&blocks, address), map[&address]);

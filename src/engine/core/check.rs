@@ -1,14 +1,14 @@
-//! The invariant walker: tests call it after every operation. Nothing here runs in production.
+//! The invariant walker, which tests run after every operation. Nothing here runs in production.
 
 use super::arena::{Arena, ArenaId, SHARED_ARENA};
-use super::block::{BlockId, NONE, State};
+use super::block::{BlockId, BlockState, NONE};
 use super::counters::Origin;
 use super::gpu::Gpu;
 use super::pool::Pool;
 use super::stream_lists::FreeList;
 use std::collections::{BTreeMap, HashSet};
 
-/// An invariant that does not hold, in words.
+/// A broken invariant, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken(pub String);
 
@@ -21,9 +21,8 @@ macro_rules! hold {
 }
 
 impl<G: Gpu> Pool<G> {
-    /// Walks everything. Holds when every mapped byte belongs to exactly one block, the links are
-    /// in address order, the free lists and the address map hold exactly what they should, and the
-    /// counters agree with a count made here.
+    /// Checks that every mapped byte belongs to exactly one block, the links are in address order, free lists
+    /// and the address map have exactly the blocks that they should, and the counters agree with a count.
     pub fn check(&self) -> Result<(), Broken> {
         let mut by_address: BTreeMap<u64, BlockId> = BTreeMap::new();
         for (id, block) in self.blocks.iter() {
@@ -38,15 +37,15 @@ impl<G: Gpu> Pool<G> {
                 block.address
             );
         }
-        let mut homes: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut chunk_starts: BTreeMap<u64, u64> = BTreeMap::new();
         for arena in &self.arenas {
-            homes.extend(arena.chunks.iter().map(|chunk| (chunk.home, chunk.size)));
-            homes.extend(&arena.segments);
+            chunk_starts.extend(arena.chunks.iter().map(|chunk| (chunk.address, chunk.size)));
+            chunk_starts.extend(&arena.segments);
         }
         self.check_links(&by_address)?;
-        self.check_cover(&by_address, &homes)?;
+        self.check_cover(&by_address, &chunk_starts)?;
         self.check_lists()?;
-        self.check_counters(&homes)?;
+        self.check_counters(&chunk_starts)?;
         let (mut stale, mut stale_count) = (0, 0);
         for (id, arena) in self.arenas.iter().enumerate() {
             stale += self.check_arena(id as u16, arena)?;
@@ -63,7 +62,7 @@ impl<G: Gpu> Pool<G> {
             if block.next != NONE {
                 let next = &self.blocks[block.next];
                 hold!(
-                    next.state != State::Vacant,
+                    next.state != BlockState::Vacant,
                     "block {address:#x} is followed by a vacant node"
                 );
                 hold!(
@@ -74,12 +73,12 @@ impl<G: Gpu> Pool<G> {
                     next.address == block.end(),
                     "a gap after {address:#x} is linked over"
                 );
-                let joinable = block.state == State::Free
-                    && next.state == State::Free
+                let joinable = block.state == BlockState::Free
+                    && next.state == BlockState::Free
                     && block.list == next.list;
                 hold!(
                     !joinable,
-                    "two free_blocks of one stream side by side at {:#x}",
+                    "two free blocks of one stream side by side at {:#x}",
                     next.address
                 );
             }
@@ -93,24 +92,27 @@ impl<G: Gpu> Pool<G> {
         Ok(())
     }
 
-    /// Returns the bytes behind the arena's old mappings.
+    /// Checks an arena's chunks, gaps and sums. Returns the bytes behind its stale mappings.
     fn check_arena(&self, id: ArenaId, arena: &Arena) -> Result<u64, Broken> {
-        let idle = |(list, it): (u16, &FreeList)| list == it.idle || it.bins.is_empty();
+        let is_idle = |(list, it): (u16, &FreeList)| list == it.idle || it.bins.is_empty();
         hold!(
             id == SHARED_ARENA
                 || arena.closing
-                || !arena.watched
-                || self.lists.of_arena(id).all(idle),
-            "arena {id} has free_blocks that are not idle, and that no one knows of"
+                || !arena.notes_frees
+                || self.lists.of_arena(id).all(is_idle),
+            "arena {id} has free blocks that are not idle, and that no one knows of"
         );
-        let numbers = self.lists.numbers_of(id);
+        let numbers = self.lists.numbers(id);
         hold!(
             numbers.is_sorted() && self.lists.of_arena(id).all(|(_, it)| it.is_of(id)),
-            "arena {id} lists the lists {numbers:?}"
+            "arena {id} lists {numbers:?}"
         );
         if arena.tail != NONE {
             let tail = &self.blocks[arena.tail];
-            hold!(tail.state != State::Vacant, "the tail is a vacant node");
+            hold!(
+                tail.state != BlockState::Vacant,
+                "the tail is a vacant node"
+            );
             hold!(
                 tail.end() == arena.cursor,
                 "the tail ends at {:#x}, not the cursor",
@@ -119,20 +121,20 @@ impl<G: Gpu> Pool<G> {
         }
         let chunks = &arena.chunks;
         for chunk in chunks.iter() {
-            let found = chunks.at(chunk.home).map(|id| chunks.get(id).home);
+            let found = chunks.at(chunk.address).map(|id| chunks.get(id).address);
             hold!(
-                found == Some(chunk.home),
+                found == Some(chunk.address),
                 "the chunk at {:#x} is not found there",
-                chunk.home
+                chunk.address
             );
             let ups = chunks
                 .stale
                 .iter()
-                .filter(|old| chunks.get(old.chunk).home == chunk.home);
+                .filter(|old| chunks.get(old.chunk).address == chunk.address);
             hold!(
                 ups.count() == chunk.stale as usize,
                 "stale mappings of {:#x}",
-                chunk.home
+                chunk.address
             );
         }
         let stale: u64 = chunks
@@ -150,7 +152,7 @@ impl<G: Gpu> Pool<G> {
         let live: u64 = self
             .blocks
             .iter()
-            .filter(|(_, block)| block.state == State::Live)
+            .filter(|(_, block)| block.state == BlockState::Live)
             .filter(|(_, block)| self.lists.get(block.list).arena == id)
             .map(|(_, block)| block.size)
             .sum();
@@ -159,20 +161,20 @@ impl<G: Gpu> Pool<G> {
             "arena {id} counts {} live bytes of {live}",
             arena.live
         );
-        let held = mapped - stale + arena.segments.values().sum::<u64>();
+        let reserved = mapped - stale + arena.segments.values().sum::<u64>();
         hold!(
-            held == arena.reserved,
-            "arena {id} counts {} held bytes of {held}",
+            reserved == arena.reserved,
+            "arena {id} counts {} reserved bytes of {reserved}",
             arena.reserved
         );
         Ok(stale)
     }
 
-    /// Chunks at home and blocks cover the same bytes, and neither overlap.
+    /// Chunks and blocks cover the same bytes, and neither overlap.
     fn check_cover(
         &self,
         by_address: &BTreeMap<u64, BlockId>,
-        homes: &BTreeMap<u64, u64>,
+        chunk_starts: &BTreeMap<u64, u64>,
     ) -> Result<(), Broken> {
         let merge = |parts: &mut dyn Iterator<Item = (u64, u64)>| {
             let mut runs: Vec<(u64, u64)> = Vec::new();
@@ -191,7 +193,11 @@ impl<G: Gpu> Pool<G> {
             let block = &self.blocks[*id];
             (block.address, block.end())
         }))?;
-        let chunks = merge(&mut homes.iter().map(|(start, size)| (*start, start + size)))?;
+        let chunks = merge(
+            &mut chunk_starts
+                .iter()
+                .map(|(start, size)| (*start, start + size)),
+        )?;
         hold!(
             blocks == chunks,
             "blocks cover {blocks:x?} but chunks {chunks:x?}"
@@ -200,10 +206,7 @@ impl<G: Gpu> Pool<G> {
     }
 
     fn check_lists(&self) -> Result<(), Broken> {
-        hold!(
-            self.blocks.is_none_unchanged(),
-            "the node of no block was changed"
-        );
+        hold!(self.blocks.is_sentinel_intact(), "the sentinel was changed");
         let of_arenas = (0..self.arenas.len()).map(|id| self.lists.of_arena(id as u16).count());
         let used = self.lists.iter().filter(|(_, it)| !it.is_dead()).count();
         hold!(
@@ -212,11 +215,11 @@ impl<G: Gpu> Pool<G> {
         );
         let mut listed = HashSet::new();
         for (list, it) in self.lists.iter() {
-            hold!(it.bins.is_linked(&self.blocks), "list {list}'s lists");
+            hold!(it.bins.is_linked(&self.blocks), "list {list}'s bins");
             for id in it.bins.ascending(&self.blocks, super::BLOCK) {
                 let block = &self.blocks[id];
                 hold!(
-                    block.state == State::Free && block.list == list,
+                    block.state == BlockState::Free && block.list == list,
                     "list {list} lists block {id}"
                 );
                 hold!(
@@ -239,29 +242,29 @@ impl<G: Gpu> Pool<G> {
             let expected = if it.ordered { free_blocks } else { 0 };
             hold!(
                 count == expected,
-                "list {list} remembers {count} free_blocks of {expected}"
+                "list {list} remembers {count} free blocks of {expected}"
             );
             let purgeable = it.purgeable.iter();
             for id in purgeable.flat_map(|bins| bins.ascending(&self.blocks, super::BLOCK)) {
                 let (block, chunks) =
                     (&self.blocks[id], &self.arenas[SHARED_ARENA as usize].chunks);
                 hold!(
-                    block.state == State::Purgeable
+                    block.state == BlockState::Purgeable
                         && block.list == list
                         && it.arena == SHARED_ARENA,
-                    "list {list} has block {id} at rest"
+                    "list {list} has block {id} as purgeable"
                 );
                 hold!(listed.insert(id), "block {id} is listed twice");
-                hold!(self.purge.knows(id), "block {id} has_purgeable for ever");
-                let inside = chunks.inside(block.address, block.end());
+                hold!(self.purge.contains(id), "block {id} is purgeable for ever");
+                let inside = chunks.within(block.address, block.end());
                 let whole: u64 = inside.map(|chunk| chunks.get(chunk).size).sum();
                 hold!(
                     whole == block.size,
-                    "block {id} at rest is not whole chunks"
+                    "purgeable block {id} is not whole chunks"
                 );
             }
             let live = self.blocks.iter().filter(|(_, block)| {
-                block.list == list && matches!(block.state, State::Live | State::Pending)
+                block.list == list && matches!(block.state, BlockState::Live | BlockState::Pending)
             });
             let live = live.count() as u64;
             hold!(
@@ -273,48 +276,48 @@ impl<G: Gpu> Pool<G> {
         let free = self
             .blocks
             .iter()
-            .filter(|(_, block)| matches!(block.state, State::Free | State::Purgeable))
+            .filter(|(_, block)| matches!(block.state, BlockState::Free | BlockState::Purgeable))
             .count();
         hold!(
             free == listed.len(),
-            "{free} free_blocks, {} of them listed",
+            "{free} free blocks, {} of them listed",
             listed.len()
         );
         let purgeable = self
             .blocks
             .iter()
-            .filter(|(_, block)| block.state == State::Purgeable);
+            .filter(|(_, block)| block.state == BlockState::Purgeable);
         hold!(
             purgeable.count() == self.purge.len(),
-            "{} blocks are known to be at rest",
+            "{} blocks are known to be purgeable",
             self.purge.len()
         );
         let mut live = 0;
         for (id, block) in self
             .blocks
             .iter()
-            .filter(|(_, block)| block.state == State::Live)
+            .filter(|(_, block)| block.state == BlockState::Live)
         {
             hold!(
                 self.address_map.get(&self.blocks, block.address) == id,
-                "block {:#x} is not in the address_map",
+                "block {:#x} is not in the address map",
                 block.address
             );
             live += 1;
         }
         hold!(
             live == self.address_map.len(),
-            "the address_map has {} entries for {live}",
+            "the address map has {} entries for {live}",
             self.address_map.len()
         );
         Ok(())
     }
 
-    fn check_counters(&self, homes: &BTreeMap<u64, u64>) -> Result<(), Broken> {
-        let sum = |states: &[State], origin: Option<Origin>| -> (u64, u64) {
+    fn check_counters(&self, chunk_starts: &BTreeMap<u64, u64>) -> Result<(), Broken> {
+        let sum = |states: &[BlockState], origin: Option<Origin>| -> (u64, u64) {
             let of = self.blocks.iter().filter(|(_, block)| {
                 states.contains(&block.state)
-                    && origin.is_none_or(|origin| origin == block.marks.origin())
+                    && origin.is_none_or(|origin| origin == block.flags.origin())
             });
             of.fold((0, 0), |(count, bytes), (_, block)| {
                 (count + 1, bytes + block.size)
@@ -328,21 +331,21 @@ impl<G: Gpu> Pool<G> {
                     "allocated",
                     &all.allocation,
                     &all.allocated_bytes,
-                    &[State::Live][..],
+                    &[BlockState::Live][..],
                     Some(origin),
                 ),
                 (
                     "active",
                     &all.active,
                     &all.active_bytes,
-                    &[State::Live, State::Pending],
+                    &[BlockState::Live, BlockState::Pending],
                     Some(origin),
                 ),
                 (
                     "inactive",
                     &all.inactive_split,
                     &all.inactive_split_bytes,
-                    &[State::Free, State::Purgeable],
+                    &[BlockState::Free, BlockState::Purgeable],
                     None,
                 ),
             ] {
@@ -355,11 +358,11 @@ impl<G: Gpu> Pool<G> {
         }
         let (reserved, segments) = (all.reserved_bytes.current, all.segment.current);
         hold!(
-            reserved == homes.values().sum::<u64>(),
+            reserved == chunk_starts.values().sum::<u64>(),
             "reserved: counted {reserved}"
         );
         hold!(
-            segments == homes.len() as u64,
+            segments == chunk_starts.len() as u64,
             "segments: counted {segments}"
         );
         let active = all.active_bytes.current + of_cuda.active_bytes.current;

@@ -1,4 +1,4 @@
-//! Chunks: physical memory, where it is at home, and what old mappings of it are still up.
+//! Chunks: physical memory, where each is mapped, and the stale mappings of remapped ones.
 
 use super::gpu::Handle;
 use super::stream_lists::StreamKey;
@@ -14,37 +14,37 @@ const NO_CHUNK: ChunkId = u32::MAX;
 pub struct Chunk {
     pub handle: Handle,
     pub size: u64,
-    /// Where its bytes are carved into blocks.
-    pub home: u64,
-    /// How many mappings besides the one at home are still up.
+    /// Where it is mapped and split into blocks.
+    pub address: u64,
+    /// How many stale mappings of it there are.
     pub stale: u32,
 }
 
-/// An old mapping: still mapped, not used by any block, to be unmapped once the stream has done what it had
-/// been given by the free of epoch `until`.
+/// A stale mapping: what is left where a chunk was before it was remapped. No block uses it; it can be
+/// unmapped once the stream has completed its work up to the free of epoch `until`.
 #[derive(Clone, Copy)]
-pub struct Stale {
+pub struct StaleMapping {
     pub chunk: ChunkId,
     pub address: u64,
     pub stream: StreamKey,
     pub until: u64,
 }
 
-/// Which chunk is at home at each granule of one reserved range.
+/// Which chunk is mapped at each granule of one reserved range.
 struct Range {
     start: u64,
     granules: Vec<ChunkId>,
 }
 
-/// All chunks that are held.
+/// An arena's chunks.
 pub struct Chunks {
     granularity: u64,
     all: Vec<Chunk>,
     vacant: Vec<ChunkId>,
     ranges: Vec<Range>,
-    /// Old mappings, the oldest first.
-    pub stale: VecDeque<Stale>,
-    held: usize,
+    /// Stale mappings, the oldest first.
+    pub stale: VecDeque<StaleMapping>,
+    count: usize,
 }
 
 impl Chunks {
@@ -55,18 +55,19 @@ impl Chunks {
             vacant: Vec::new(),
             ranges: Vec::new(),
             stale: VecDeque::new(),
-            held: 0,
+            count: 0,
         }
     }
 
+    /// Adds a reserved range of addresses.
     pub fn add_range(&mut self, start: u64, size: u64) {
         let granules = vec![NO_CHUNK; (size / self.granularity) as usize];
         self.ranges.push(Range { start, granules });
     }
 
-    /// How many chunks are held.
+    /// How many chunks there are.
     pub fn len(&self) -> usize {
-        self.held
+        self.count
     }
 
     pub fn get(&self, id: ChunkId) -> &Chunk {
@@ -77,17 +78,17 @@ impl Chunks {
         &mut self.all[id as usize]
     }
 
-    /// Every chunk that is held.
+    /// Every chunk.
     pub fn iter(&self) -> impl Iterator<Item = &Chunk> {
         self.all.iter().filter(|chunk| chunk.size != 0)
     }
 
-    /// A new chunk at `home`.
-    pub fn add(&mut self, handle: Handle, size: u64, home: u64) -> ChunkId {
+    /// Adds a chunk that is mapped at `address`.
+    pub fn add(&mut self, handle: Handle, size: u64, address: u64) -> ChunkId {
         let chunk = Chunk {
             handle,
             size,
-            home,
+            address,
             stale: 0,
         };
         let id = match self.vacant.pop() {
@@ -100,31 +101,32 @@ impl Chunks {
                 (self.all.len() - 1) as ChunkId
             }
         };
-        self.held += 1;
-        self.note(home, size, id);
+        self.count += 1;
+        self.index(address, size, id);
         id
     }
 
-    /// The chunk is at home elsewhere from now on.
-    pub fn move_home(&mut self, id: ChunkId, home: u64) {
+    /// The chunk was remapped to another address.
+    pub fn set_address(&mut self, id: ChunkId, address: u64) {
         let Chunk {
-            home: old, size, ..
+            address: old, size, ..
         } = self.all[id as usize];
-        self.note(old, size, NO_CHUNK);
-        self.note(home, size, id);
-        self.all[id as usize].home = home;
+        self.index(old, size, NO_CHUNK);
+        self.index(address, size, id);
+        self.all[id as usize].address = address;
     }
 
-    /// The chunk is gone.
+    /// The chunk was given back.
     pub fn remove(&mut self, id: ChunkId) {
-        let Chunk { home, size, .. } = self.all[id as usize];
-        self.note(home, size, NO_CHUNK);
+        let Chunk { address, size, .. } = self.all[id as usize];
+        self.index(address, size, NO_CHUNK);
         self.all[id as usize].size = 0;
         self.vacant.push(id);
-        self.held -= 1;
+        self.count -= 1;
     }
 
-    fn note(&mut self, address: u64, size: u64, id: ChunkId) {
+    /// Sets which chunk is mapped at these granules.
+    fn index(&mut self, address: u64, size: u64, id: ChunkId) {
         let granularity = self.granularity;
         if let Some(range) = self.ranges.iter_mut().find(|range| {
             (range.start..range.start + range.granules.len() as u64 * granularity)
@@ -135,7 +137,7 @@ impl Chunks {
         }
     }
 
-    /// The chunk that is at home around `address`.
+    /// The chunk that is mapped around `address`.
     pub fn at(&self, address: u64) -> Option<ChunkId> {
         self.ranges.iter().find_map(|range| {
             let granule = address.checked_sub(range.start)? / self.granularity;
@@ -145,13 +147,13 @@ impl Chunks {
     }
 
     /// The chunks that lie wholly inside `start..end`, in address order.
-    pub fn inside(&self, start: u64, end: u64) -> impl Iterator<Item = ChunkId> + '_ {
+    pub fn within(&self, start: u64, end: u64) -> impl Iterator<Item = ChunkId> + '_ {
         let mut at = start;
         std::iter::from_fn(move || {
             while at < end {
                 let id = self.at(at)?;
                 let chunk = &self.all[id as usize];
-                let (from, to) = (chunk.home, chunk.home + chunk.size);
+                let (from, to) = (chunk.address, chunk.address + chunk.size);
                 at = to;
                 if from >= start && to <= end {
                     return Some(id);

@@ -2,17 +2,17 @@
 //! it out, and what can be asked about it.
 
 use crate::core::{
-    ALL_STREAMS, Allocation, Found, Gpu, Origin, SHARED_ARENA, StreamKey, UNORDERED,
+    ALL_STREAMS, Allocation, BlockInfo, Gpu, Origin, SHARED_ARENA, StreamKey, UNORDERED,
 };
 use crate::device::captures;
 use crate::device::depot::DeferredBlock;
 use crate::device::driver_gpu::{
     foreign_context, synchronize, synchronize_in_capture, synchronize_stream,
 };
+use crate::device::exported;
 use crate::device::live_streams::LiveStreams;
 use crate::device::stream_cache::CacheKey;
 use crate::device::{Device, OutOfMemory, State, UnknownPointer};
-use crate::ipc;
 use crate::util::lock::Guard;
 use std::mem::replace;
 
@@ -207,7 +207,7 @@ impl Device {
         if !unordered || state.pool.is_foreign(key) {
             used = used.and_then(|()| state.pool.record_use(address, key));
         }
-        used.and_then(|()| state.pool.free_by_another(address))
+        used.and_then(|()| state.pool.free_from_other_stream(address))
             .map_err(|_| UnknownPointer)
     }
 
@@ -220,8 +220,8 @@ impl Device {
         match foreign_context(&self.functions, context, key.handle) {
             Some(other) => {
                 let mut state = self.state.lock();
-                state.pool.note_foreign(key);
-                state.pool.gpu_mut().note_foreign(key, other);
+                state.pool.add_foreign_stream(key);
+                state.pool.gpu_mut().add_foreign_stream(key, other);
                 self.free_in_order_of(state, address, key)
             }
             None => {
@@ -252,7 +252,7 @@ impl Device {
     }
 
     /// The block in use around an address, which need not be its start.
-    pub fn find(&self, address: u64) -> Option<Found> {
+    pub fn find(&self, address: u64) -> Option<BlockInfo> {
         let state = self.state.lock();
         let found = state.pool.block_around(address);
         found.filter(|it| self.is_the_programs(&state, it.start))
@@ -281,7 +281,7 @@ impl Device {
     }
 
     /// Whether the block was allocated in the order of a stream.
-    pub fn is_stream_ordered(found: &Found) -> bool {
+    pub fn is_stream_ordered(found: &BlockInfo) -> bool {
         found.stream != UNORDERED
     }
 
@@ -296,12 +296,12 @@ impl Device {
     /// What is in use and held now.
     pub fn usage(&self) -> Usage {
         let state = self.settled();
-        let tally = state.pool.tally();
-        let live_of_allocator = tally.in_use(Origin::Allocator);
+        let counters = state.pool.counters();
+        let live_of_allocator = counters.in_use(Origin::Allocator);
         Usage {
-            live: live_of_allocator + tally.in_use(Origin::Cuda) - state.depot.bytes(),
+            live: live_of_allocator + counters.in_use(Origin::Cuda) - state.depot.bytes(),
             live_of_allocator,
-            reserved: tally.held(),
+            reserved: counters.reserved(),
         }
     }
 
@@ -386,9 +386,9 @@ impl Device {
         self.live_streams.clear();
         LiveStreams::created().clear();
         take_back(&mut state);
-        let blocks: Vec<Found> = state.pool.blocks_in_use().collect();
+        let blocks: Vec<BlockInfo> = state.pool.blocks_in_use().collect();
         for block in blocks {
-            ipc::forget(block.start);
+            exported::revoke(block.start);
             while let Some(live) = state.pool.find_live(block.start) {
                 if self.forget(&mut state, &live, block.start) {
                     state.pool.free_live(live);

@@ -5,17 +5,18 @@ use crate::device::captures::{self, NoCapture};
 use crate::device::ledger::{Call, Ledger};
 use crate::device::live_streams::LiveStreams;
 use crate::device::permanent_streams::PermanentStreams;
+use crate::device::spans::Spans;
 use crate::driver::Functions;
 use crate::driver::sys::*;
-use crate::ipc::Spans;
 use crate::util::message;
 use crate::util::reentrancy::{self, Inside};
+pub use crate::util::thread::thread_number;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 const OUT_OF_MEMORY: u32 = CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
@@ -462,14 +463,6 @@ pub fn synchronize_stream(functions: &Functions, handle: u64) {
     unsafe { (functions.cuStreamSynchronize)(handle as CUstream) };
 }
 
-/// A number for this thread that no other thread ever had.
-pub fn thread_number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    thread_local!(static NUMBER: u64 = NEXT.fetch_add(1, Relaxed));
-    // A thread that is ending frees memory from the destructors of its thread-locals.
-    NUMBER.try_with(|number| *number).unwrap_or(0)
-}
-
 /// Makes the device's primary context current until dropped, if it is not already. Meanwhile the thread is
 /// inside: the driver works for us.
 pub struct Current<'a> {
@@ -544,7 +537,7 @@ impl DriverGpu {
     }
 
     /// Notes that a stream is of another device, whose context this is.
-    pub fn note_foreign(&mut self, stream: StreamKey, context: usize) {
+    pub fn add_foreign_stream(&mut self, stream: StreamKey, context: usize) {
         self.foreign.insert(stream, context);
     }
 
@@ -639,7 +632,7 @@ impl DriverGpu {
                 Ok(()) => given.push(*one),
                 Err(refusal) if at == 0 => return Err(refusal),
                 Err(refusal) => {
-                    message::say_once(&SAID, || {
+                    message::print_once(&SAID, || {
                         format!(
                             "device {} says that it reaches the memory of device {}, but the driver does \
                              not give it access ({refusal:?}): copies between them may take longer, and \
@@ -812,7 +805,7 @@ impl Gpu for DriverGpu {
     }
 
     fn release(&mut self, chunk: Handle, size: u64) {
-        self.spans.forget(chunk);
+        self.spans.remove_part(chunk);
         self.give_back(Leftover::Chunk {
             handle: chunk,
             size,
@@ -879,7 +872,7 @@ impl Gpu for DriverGpu {
     }
 
     fn free(&mut self, address: u64, size: u64) {
-        self.spans.forget(address);
+        self.spans.remove_part(address);
         self.give_back(Leftover::Segment { address, size });
     }
 
@@ -890,7 +883,7 @@ impl Gpu for DriverGpu {
         }
     }
 
-    fn attend(&mut self, stream: Option<StreamKey>) {
+    fn set_requesting_stream(&mut self, stream: Option<StreamKey>) {
         let context = self.properties.context;
         self.attending = stream.is_some_and(|stream| {
             is_capturing(&self.functions, context, stream.handle) != Some(false)
@@ -930,7 +923,7 @@ impl Gpu for DriverGpu {
         }
     }
 
-    fn record(&mut self, stream: StreamKey) -> Option<Event> {
+    fn record_event(&mut self, stream: StreamKey) -> Option<Event> {
         if !self.may_wait() || stream == UNORDERED {
             return None;
         }
@@ -961,7 +954,7 @@ impl Gpu for DriverGpu {
         }
     }
 
-    fn passed(&mut self, event: Event) -> bool {
+    fn has_completed(&mut self, event: Event) -> bool {
         if !self.may_wait() {
             return false;
         }
@@ -971,7 +964,7 @@ impl Gpu for DriverGpu {
         }) == 0
     }
 
-    fn order(&mut self, event: Event, stream: StreamKey) -> bool {
+    fn stream_wait_event(&mut self, event: Event, stream: StreamKey) -> bool {
         // No one stream's wait holds up all that may use memory of no stream's.
         if stream == UNORDERED || !self.may_wait() {
             return false;
@@ -995,7 +988,7 @@ impl Gpu for DriverGpu {
         }) == 0
     }
 
-    fn forget(&mut self, event: Event) {
+    fn release_event(&mut self, event: Event) {
         match self.foreign_events.remove(&event) {
             // SAFETY: an event of ours that nothing asks any more.
             Some(_) => unsafe {

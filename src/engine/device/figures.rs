@@ -1,18 +1,27 @@
 //! What is counted of a device.
 
-use crate::core::{Counters, Origin};
+use crate::core::{Origin, PoolStats};
 use crate::device::ledger::{Call, CallFigures};
 use crate::device::{Device, State};
-use crate::process::stats;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
+
+/// The library is PyTorch's allocator.
+static TORCH_ALLOCATOR: AtomicBool = AtomicBool::new(false);
+
+/// From now on the library is PyTorch's allocator: what CUDA's functions allocate belongs to other libraries,
+/// even before PyTorch has allocated anything.
+pub fn set_torch_allocator() {
+    TORCH_ALLOCATOR.store(true, Relaxed);
+}
 
 /// What a device's pool looks like at one moment.
 #[derive(Clone, Debug)]
 pub struct Figures {
     /// PyTorch's counters and ours, with the blocks that the allocator's own functions were asked for.
-    pub counters: Counters,
+    pub counters: PoolStats,
     /// The same with the blocks that CUDA's functions were asked for.
-    pub of_cuda: Counters,
+    pub of_cuda: PoolStats,
     /// Count and time of each driver call.
     pub calls: Vec<(Call, CallFigures)>,
     /// Bytes of the largest free range.
@@ -33,7 +42,7 @@ impl Figures {
 
     /// What the statistics show as the program's: what it asked of the allocator, or where it asked nothing
     /// of that, its calls of CUDA's functions.
-    pub fn of_program(&self) -> &Counters {
+    pub fn of_program(&self) -> &PoolStats {
         match self.is_allocator() {
             true => &self.counters,
             false => &self.of_cuda,
@@ -41,14 +50,14 @@ impl Figures {
     }
 
     /// Beside it, what other libraries had by CUDA's functions; `None` where those are the program's calls.
-    pub fn of_others(&self) -> Option<&Counters> {
+    pub fn of_others(&self) -> Option<&PoolStats> {
         self.is_allocator().then_some(&self.of_cuda)
     }
 
     /// Whether the library is PyTorch's allocator, or another program's.
     fn is_allocator(&self) -> bool {
         let asked = &self.counters.all.allocation;
-        stats::is_allocator() || asked.allocated + asked.current + asked.peak > 0
+        TORCH_ALLOCATOR.load(Relaxed) || asked.allocated + asked.current + asked.peak > 0
     }
 
     /// The most that were held since the peaks were last reset.
@@ -61,14 +70,14 @@ impl Device {
     /// Sets the peaks to what there is now.
     pub fn reset_peaks(&self) {
         let mut state = self.settled();
-        state.pool.tally_mut().reset_peaks();
+        state.pool.counters_mut().reset_peaks();
         state.pool.reset_arena_peaks();
     }
 
     /// Sets the sums of what was ever allocated and freed to 0.
     pub fn reset_accumulated(&self) {
         let mut state = self.settled();
-        state.pool.tally_mut().reset_accumulated();
+        state.pool.counters_mut().reset_accumulated();
         state.pool.reset_arena_sums();
     }
 
@@ -86,8 +95,8 @@ impl Device {
 
     fn figures_of(&self, state: &State) -> Figures {
         Figures {
-            counters: state.pool.counters(),
-            of_cuda: state.pool.counters_of(Origin::Cuda),
+            counters: state.pool.stats(),
+            of_cuda: state.pool.stats_of(Origin::Cuda),
             calls: Call::ALL
                 .iter()
                 .map(|call| (*call, self.ledger.figures(*call)))

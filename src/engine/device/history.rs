@@ -2,7 +2,7 @@
 //! `torch/cuda/memory.py`): what was allocated, freed and mapped, in order, and where in the program
 //! that was. Nothing is kept until somebody asks for it.
 
-use crate::core::Happening;
+use crate::core::MemoryEvent;
 use crate::device::PoolId;
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
@@ -277,14 +277,14 @@ impl History {
     /// `pool_at` answers which pool an address belongs to now.
     pub fn catch_up(
         &mut self,
-        happenings: Vec<Happening>,
+        happenings: Vec<MemoryEvent>,
         stream: u64,
         context: &Context,
         pool_at: impl Fn(u64) -> PoolId,
     ) {
         for happening in happenings {
             let (action, (address, size)) = match happening {
-                Happening::Completed {
+                MemoryEvent::FreeCompleted {
                     address,
                     size,
                     stream,
@@ -292,10 +292,14 @@ impl History {
                     self.completed(address, size, stream, pool_at(address));
                     continue;
                 }
-                Happening::Mapped(address, size) => (Action::SegmentMap, (address, size)),
-                Happening::Unmapped(address, size) => (Action::SegmentUnmap, (address, size)),
-                Happening::Taken(address, size) => (Action::SegmentAlloc, (address, size)),
-                Happening::GivenBack(address, size) => (Action::SegmentFree, (address, size)),
+                MemoryEvent::SegmentMapped(address, size) => (Action::SegmentMap, (address, size)),
+                MemoryEvent::SegmentUnmapped(address, size) => {
+                    (Action::SegmentUnmap, (address, size))
+                }
+                MemoryEvent::SegmentAllocated(address, size) => {
+                    (Action::SegmentAlloc, (address, size))
+                }
+                MemoryEvent::SegmentFreed(address, size) => (Action::SegmentFree, (address, size)),
             };
             let pool = match action {
                 Action::SegmentUnmap | Action::SegmentFree => self.segments.remove(&address),

@@ -3,9 +3,10 @@
 use crate::core::{Backing, Gpu};
 use crate::device::driver_gpu::{FILE, access_of, current};
 use crate::device::ledger::Call;
+use crate::device::spans::{Export, HANDLE_SIZE, IpcError, SegmentHandle, Span};
 use crate::device::{Device, State};
 use crate::driver::sys::*;
-use crate::ipc::{self, Export, Handle, Secret, SegmentHandle, Span, Unshared};
+use crate::util::secret::Secret;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ const LAZY_PEER_ACCESS: u32 = 1;
 
 /// A block in use as other processes can find it.
 pub struct Shared {
-    span: Arc<Span>,
+    pub(crate) span: Arc<Span>,
     /// Where the block starts.
     pub start: u64,
     /// Bytes from the span's start to the block's.
@@ -30,53 +31,31 @@ impl Shared {
     pub(crate) fn span_number(&self) -> u64 {
         self.span.number
     }
-
-    /// The handle of the whole span that the block lies in, for other processes with this library, whose
-    /// questions are answered from now on.
-    pub fn handle_of_span(&self) -> Result<Handle, Unshared> {
-        self.handle(0, self.span.bytes())
-    }
-
-    /// The handle of `size` bytes from the block's start on, good as long as the span is.
-    pub fn handle_of_tensor(&self, size: u64) -> Result<Handle, Unshared> {
-        ipc::note_tensor();
-        self.handle(self.offset, size)
-    }
-
-    fn handle(&self, offset: u64, size: u64) -> Result<Handle, Unshared> {
-        Handle::new((self.span.number, self.span.secret), offset, size)
-    }
-
-    /// The handle of the block, of `size` bytes: good until it is freed.
-    pub fn handle_of_block(&self, size: u64) -> Result<Handle, Unshared> {
-        let given = ipc::give(self.start, self.span.number)?;
-        Handle::new((given.number, given.secret), self.offset, size)
-    }
 }
 
 impl Device {
     /// Where other processes can find the block in use around `address`. They can as long as it is in
     /// use.
-    pub fn share(&self, address: u64) -> Result<Shared, Unshared> {
+    pub fn share(&self, address: u64) -> Result<Shared, IpcError> {
         let mut state = self.settled();
         let pool = &state.pool;
-        let start = pool.block_around(address).ok_or(Unshared::Unknown)?.start;
-        let backing = pool.backing(start).ok_or(Unshared::Unknown)?;
+        let start = pool.block_around(address).ok_or(IpcError::Unknown)?.start;
+        let backing = pool.backing(start).ok_or(IpcError::Unknown)?;
         self.share_backing(&mut state, start, backing)
     }
 
     /// The same for a tensor's memory, as [`Device::allocation`] found it around `address`. What is a private
     /// pool's is shared whole: where others can find it does not change while the pool is in use.
-    pub fn share_tensor(&self, address: u64) -> Result<Shared, Unshared> {
+    pub fn share_tensor(&self, address: u64) -> Result<Shared, IpcError> {
         let mut state = self.settled();
         let pool = &state.pool;
-        let found = pool.allocation_around(address).ok_or(Unshared::Unknown)?;
+        let found = pool.allocation_around(address).ok_or(IpcError::Unknown)?;
         let start = found.found.start;
         let backing = match found.private {
             true => pool.backing_of_run(start),
             false => pool.backing(start),
         };
-        self.share_backing(&mut state, start, backing.ok_or(Unshared::Unknown)?)
+        self.share_backing(&mut state, start, backing.ok_or(IpcError::Unknown)?)
     }
 
     fn share_backing(
@@ -84,21 +63,24 @@ impl Device {
         state: &mut State,
         start: u64,
         backing: Backing,
-    ) -> Result<Shared, Unshared> {
+    ) -> Result<Shared, IpcError> {
         let State { pool, .. } = state;
         if backing.mapped && !pool.gpu().is_exportable() {
-            return Err(Unshared::Forbidden(format!(
+            return Err(IpcError::Forbidden(format!(
                 "{} cannot share mapped memory",
                 self.properties.name
             )));
         }
-        if pool.gpu().spans.are_many() {
-            let home = pool.homes();
-            pool.gpu_mut().spans.keep_together(&home);
+        if pool.gpu().spans.needs_sweep() {
+            let home = pool.chunk_addresses();
+            pool.gpu_mut().spans.sweep(&home);
         }
         let segment = (!backing.mapped).then_some(backing.start);
         Ok(Shared {
-            span: pool.gpu_mut().spans.of(backing.parts, backing.mapped)?,
+            span: pool
+                .gpu_mut()
+                .spans
+                .find_or_add(backing.parts, backing.mapped)?,
             start,
             offset: start - backing.start,
             segment,
@@ -106,13 +88,13 @@ impl Device {
     }
 
     /// CUDA's own handle for a plain segment.
-    pub fn segment_handle(&self, segment: u64) -> Result<SegmentHandle, Unshared> {
+    pub fn segment_handle(&self, segment: u64) -> Result<SegmentHandle, IpcError> {
         self.ask_segment_handle(segment)
             .map_err(|status| self.failure("cuIpcGetMemHandle", status))
     }
 
     fn ask_segment_handle(&self, segment: u64) -> Result<SegmentHandle, u32> {
-        let mut handle = [0; ipc::HANDLE_SIZE];
+        let mut handle = [0; HANDLE_SIZE];
         let _current = current(&self.functions, self.properties.context);
         // SAFETY: `handle` outlives the call and is as large as CUDA's.
         let status =
@@ -136,7 +118,7 @@ impl Device {
         // Held to the end: what is exported may not go back to the driver meanwhile.
         let state = self.state.lock();
         let span = state.pool.gpu().spans.get(span)?;
-        if secret.is_some_and(|secret| !span.secret.is(secret)) {
+        if secret.is_some_and(|secret| !span.secret.matches(secret)) {
             return None;
         }
         if !span.mapped {
@@ -168,7 +150,7 @@ impl Device {
     }
 
     /// Reserves addresses for memory of another process.
-    pub(crate) fn reserve_shared(&self, bytes: u64) -> Result<u64, Unshared> {
+    pub(crate) fn reserve_shared(&self, bytes: u64) -> Result<u64, IpcError> {
         let mut address = 0;
         let status = self.call(Call::Reserve, |f| {
             // SAFETY: `address` outlives the call.
@@ -183,7 +165,7 @@ impl Device {
         address: u64,
         size: u64,
         file: &OwnedFd,
-    ) -> Result<(), Unshared> {
+    ) -> Result<(), IpcError> {
         let mut chunk = 0;
         let status = self.call(Call::Import, |f| {
             // SAFETY: `chunk` outlives the call; a descriptor goes by its number.
@@ -208,7 +190,7 @@ impl Device {
         address: u64,
         bytes: u64,
         home: [u8; 16],
-    ) -> Result<(), Unshared> {
+    ) -> Result<(), IpcError> {
         let set = |devices: &[CUdevice]| {
             let access = access_of(devices);
             self.call(Call::SetAccess, |f| {
@@ -239,7 +221,7 @@ impl Device {
     }
 
     /// Opens a plain segment of another process.
-    pub(crate) fn open_segment(&self, handle: &SegmentHandle) -> Result<u64, Unshared> {
+    pub(crate) fn open_segment(&self, handle: &SegmentHandle) -> Result<u64, IpcError> {
         // SAFETY: as many bytes, of which any make a handle.
         let handle = unsafe { std::mem::transmute::<SegmentHandle, CUipcMemHandle>(*handle) };
         let mut address = 0;
@@ -273,15 +255,15 @@ impl Device {
         self.ledger.call(call, || body(&self.functions))
     }
 
-    fn done(&self, call: &str, status: u32) -> Result<(), Unshared> {
+    fn done(&self, call: &str, status: u32) -> Result<(), IpcError> {
         match status {
             0 => Ok(()),
             status => Err(self.failure(call, status)),
         }
     }
 
-    fn failure(&self, call: &str, status: u32) -> Unshared {
+    fn failure(&self, call: &str, status: u32) -> IpcError {
         let error = self.functions.error_name(status);
-        Unshared::Forbidden(format!("{call} failed: {error}"))
+        IpcError::Forbidden(format!("{call} failed: {error}"))
     }
 }

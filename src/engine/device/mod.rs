@@ -6,6 +6,7 @@ pub mod captures;
 mod cuda_semantics;
 mod depot;
 pub(crate) mod driver_gpu;
+pub mod exported;
 pub mod external_cache;
 mod figures;
 pub mod history;
@@ -19,13 +20,14 @@ mod permanent_streams;
 mod pool_checkpoint;
 mod private_pools;
 mod snapshot;
+pub mod spans;
 mod stream_cache;
 mod supplier;
 mod uncached;
 
 pub use cuda_semantics::Usage;
 pub use driver_gpu::thread_number;
-pub use figures::Figures;
+pub use figures::{Figures, set_torch_allocator};
 pub use ipc_memory::Shared;
 pub use ledger::{Call, CallFigures};
 pub use oom_report::OutOfMemory;
@@ -41,7 +43,7 @@ use oom_report::Bytes;
 use private_pools::{From, PrivatePools, Routed};
 
 use crate::core::{
-    Allocated, ArenaId, BLOCK, Live, Metadata, Origin, Policy, Pool, Refusal, SHARED_ARENA,
+    Allocated, ArenaId, BLOCK, LiveBlock, Metadata, Origin, Policy, Pool, Refusal, SHARED_ARENA,
     Shortage, StreamKey, UNORDERED,
 };
 use crate::device::driver_gpu::{
@@ -92,13 +94,13 @@ struct State {
 impl State {
     /// Whether a block, which is in use to the pool, was set aside: of those of no stream's, what is marked as
     /// shared.
-    fn is_deferred(&self, live: &Live) -> bool {
-        self.pool.owner_of(live) == UNORDERED && self.pool.shares(live)
+    fn is_deferred(&self, live: &LiveBlock) -> bool {
+        self.pool.owner_of(live) == UNORDERED && self.pool.is_multi_stream(live)
     }
 
     /// Which cache of a stream a block in use goes to.
     #[inline]
-    fn cache_of(&self, live: &Live) -> CacheKey {
+    fn cache_of(&self, live: &LiveBlock) -> CacheKey {
         CacheKey::of(self.pool.owner_of(live), self.pool.origin_of(live))
     }
 }
@@ -132,7 +134,7 @@ impl Drop for Device {
     fn drop(&mut self) {
         let state = self.state.0.get_mut();
         self.stream_caches.clear_all(None, &mut state.pool);
-        state.pool.shut();
+        state.pool.tear_down();
     }
 }
 
@@ -173,7 +175,7 @@ impl Device {
         }
         ledger.set_limit(limit);
         if settings.expandable_segments && properties.granularity == 0 {
-            message::say(&format!(
+            message::print(&format!(
                 "device {ordinal} ({}) cannot map memory: plain cudaMalloc segments are used there",
                 properties.name
             ));
@@ -209,10 +211,10 @@ impl Device {
             history: History::default(),
             seen: (0, Duration::ZERO),
         };
-        state.pool.journal_mut().keep(history::is_recorded());
+        state.pool.event_log_mut().enable(history::is_recorded());
         let ahead = settings.preallocate as u64;
-        if ahead > 0 && state.pool.take_ahead(ahead).is_err() {
-            message::say(&format!(
+        if ahead > 0 && state.pool.preallocate(ahead).is_err() {
+            message::print(&format!(
                 "preallocate has no effect on device {ordinal}: {} cannot be had there",
                 Bytes(ahead)
             ));
@@ -289,7 +291,7 @@ impl Device {
     pub fn remove_stream(&self, stream: u64) {
         let created = LiveStreams::created().find(stream);
         if let Some(key) = self.live_streams.find(stream).or(created) {
-            self.state.lock().pool.forget_stream(key);
+            self.state.lock().pool.before_stream_destroy(key);
         }
         self.live_streams.remove(stream);
     }
@@ -434,7 +436,7 @@ impl Device {
         let (requested, rounded) = (size as u64, state.round_up.round_up(size) as u64);
         let held = cache.as_deref();
         // To the pool a block on any stream cache is in use; no peak may count it.
-        if others && state.pool.tally().would_peak(origin, rounded, requested) {
+        if others && state.pool.counters().would_peak(origin, rounded, requested) {
             self.stream_caches.clear_all(held, &mut state.pool);
         }
         let found = state
@@ -454,7 +456,7 @@ impl Device {
             }
         };
         let Allocated { address, list } = allocated;
-        if arena == SHARED_ARENA && !state.pool.frees_at_once(rounded) {
+        if arena == SHARED_ARENA && !state.pool.needs_free_event(rounded) {
             match cache {
                 Some(cache) if cache.is_idle() => self.stream_caches.end(cache),
                 Some(mut cache) => cache.track(key, address, requested, rounded),
@@ -483,12 +485,12 @@ impl Device {
         rounded: u64,
     ) -> Result<Allocated, Box<OutOfMemory>> {
         self.stream_caches.clear_all(held, &mut state.pool);
-        let tried = state.pool.tally().tried();
+        let tried = state.pool.counters().counts();
         let result = self.climb(state, request, rounded).map_err(|shortage| {
             self.out_of_memory(state, request.size as u64, shortage, request.arena)
         });
         if request.origin == Origin::Cuda {
-            state.pool.tally_mut().tried_for_cuda(tried);
+            state.pool.counters_mut().attribute_to_cuda(tried);
         }
         result
     }
@@ -621,14 +623,14 @@ impl Device {
 
     /// A block in use is not to come to its stream's stream cache or a thread's magazine any more. False where
     /// it lies there already, and so is not in use.
-    fn forget(&self, state: &mut State, live: &Live, address: u64) -> bool {
+    fn forget(&self, state: &mut State, live: &LiveBlock, address: u64) -> bool {
         let cache = self.stream_caches.of(state.cache_of(live));
         cache.is_none_or(|mut cache| cache.forget(address))
             && self.forget_in_magazine(state, live, address)
     }
 
     #[inline]
-    fn forget_in_magazine(&self, state: &mut State, live: &Live, address: u64) -> bool {
+    fn forget_in_magazine(&self, state: &mut State, live: &LiveBlock, address: u64) -> bool {
         let holders = &mut state.depot.holders;
         !self.relaxed || self.magazines.forget(live, address, holders)
     }
@@ -636,8 +638,8 @@ impl Device {
     /// Frees a block that was looked up, of which it may be known which streams of a capture use it.
     #[cold]
     #[inline(never)]
-    fn free_used(&self, state: &mut State, address: u64, live: Live) {
-        let shared = state.pool.shares(&live);
+    fn free_used(&self, state: &mut State, address: u64, live: LiveBlock) {
+        let shared = state.pool.is_multi_stream(&live);
         let users = state.users.remove(&address);
         state.pool.free_live(live);
         if shared && let Some(users) = users {
@@ -663,8 +665,8 @@ impl Device {
         let foreign = || foreign_context(&self.functions, context, stream);
         let known = self.permanent.get(stream).is_some();
         if let Some(other) = (!known).then(foreign).flatten() {
-            state.pool.note_foreign(key);
-            state.pool.gpu_mut().note_foreign(key, other);
+            state.pool.add_foreign_stream(key);
+            state.pool.gpu_mut().add_foreign_stream(key, other);
         }
         // Such a block is given back by who has waited, or behind the whole device's work. To be marked as
         // shared would make it one that was set aside.
@@ -698,12 +700,12 @@ impl Device {
     pub fn empty_cache(&self) {
         external_cache::give_back();
         let mut state = self.settled();
-        let waits = state.pool.tally().syncs;
+        let waits = state.pool.counters().syncs;
         state.pool.trim_all(None);
         state.pool.gpu_mut().give_back_leftovers();
         // Counted as a wait even where there was nothing to wait for, as PyTorch's own allocator counts it.
-        let tally = state.pool.tally_mut();
-        tally.syncs = tally.syncs.max(waits + 1);
+        let counters = state.pool.counters_mut();
+        counters.syncs = counters.syncs.max(waits + 1);
     }
 
     /// Gives back of its pool what nothing uses any more, as far as is known now. Never waits for the GPU.
@@ -722,7 +724,7 @@ impl Device {
     pub fn purge_idle(&self, now: Duration, patience: Duration) -> bool {
         let mut state = self.settled();
         let seen = [Origin::Allocator, Origin::Cuda].map(|origin| {
-            let of = &state.pool.counters_of(origin).all.allocation;
+            let of = &state.pool.stats_of(origin).all.allocation;
             of.allocated + of.freed
         });
         let seen = seen.iter().sum();
@@ -791,7 +793,7 @@ impl Device {
     /// largest free range, or what the limit and the device leave to grow by.
     pub fn largest_obtainable(&self) -> u64 {
         let state = self.settled();
-        let reserved = state.pool.counters().all.reserved_bytes.current;
+        let reserved = state.pool.stats().all.reserved_bytes.current;
         let device = state.pool.gpu().memory_info().map_or(0, |(free, _)| free);
         let limit = self.ledger.limit().saturating_sub(self.ledger.outside());
         let growth = device.min(limit.saturating_sub(reserved));

@@ -109,7 +109,7 @@ impl State {
             return true;
         }
         let Some(arena) = self.pool.open_arena(supplier.is_some()) else {
-            message::say("too many private pools: this one gets no memory");
+            message::print("too many private pools: this one gets no memory");
             return false;
         };
         let private = PrivatePool {
@@ -153,7 +153,7 @@ impl Device {
     pub fn keep_pool_whole(&self, pool: PoolId) {
         let mut state = self.state.lock();
         if let Some(arena) = state.private(pool).map(|private| private.arena) {
-            state.pool.keep_whole(arena);
+            state.pool.use_whole_segments(arena);
         }
     }
 
@@ -270,6 +270,6 @@ impl Device {
         if !capturing {
             Device::forget_branches(state);
         }
-        state.pool.trim_closing();
+        state.pool.trim_closing_arenas();
     }
 }

@@ -13,6 +13,7 @@
 
 use crate::core::{Class, Gpu, Origin, Pool, StreamKey, UNORDERED};
 use crate::device::driver_gpu::{PER_THREAD, thread_number};
+pub use crate::util::hash::fibonacci as spread;
 use crate::util::lock::{CachePadded, Guard, Lock};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -100,11 +101,6 @@ impl CacheKey {
     }
 }
 
-#[inline]
-pub fn spread(value: u64) -> u64 {
-    value.wrapping_mul(0x9E37_79B9_7F4A_7C15)
-}
-
 /// A block in use, or on the stream cache.
 #[derive(Clone, Copy, Default)]
 #[repr(align(32))]
@@ -149,8 +145,8 @@ impl Recycled {
         for class in [Class::Small, Class::Large] {
             let of = &recycled.0[class as usize];
             if of.count > 0 {
-                let tally = pool.tally_mut();
-                tally.recycled(origin, class, of.count, of.bytes, of.requested);
+                let counters = pool.counters_mut();
+                counters.recycled(origin, class, of.count, of.bytes, of.requested);
             }
         }
     }
@@ -441,7 +437,7 @@ impl StreamCache {
     /// Gives what lies here back to the pool.
     pub fn clear<G: Gpu>(&mut self, pool: &mut Pool<G>) {
         self.recycled.tell(self.origin, pool);
-        pool.free_late(|pool| {
+        pool.free_without_events(|pool| {
             for track in &self.lying[..self.length] {
                 let item = &mut self.tracked[usize::from(*track)];
                 // The pool handed it out and has not had it back, so it knows it.

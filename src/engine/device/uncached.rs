@@ -3,9 +3,9 @@
 //! compute-sanitizer) sees each block's bounds then: they are those of the request.
 
 use crate::core::{Gpu, Refusal, SHARED_ARENA};
+use crate::device::exported;
 use crate::device::external_cache;
 use crate::device::{Device, OutOfMemory, State};
-use crate::ipc;
 use std::mem::take;
 
 impl Device {
@@ -59,7 +59,7 @@ impl Device {
     /// Gives all blocks back that came from the driver one by one.
     pub(super) fn free_all_uncached(state: &mut State) {
         for (address, bytes) in take(&mut state.blocks) {
-            ipc::forget(address);
+            exported::revoke(address);
             state.pool.gpu_mut().free(address, bytes);
         }
     }

@@ -1,50 +1,54 @@
-//! Memory of other processes that is mapped here. Each span is mapped once, however much of it is open,
-//! and stays as long as anybody holds it.
+//! Memory of other processes, mapped into this one. Each span is mapped once, and stays mapped as long as any
+//! [`Imported`] of it is held.
 
-use crate::core::{Found, UNORDERED};
+use crate::core::{BlockInfo, UNORDERED};
 use crate::device::Device;
-use crate::ipc::socket::{Question, ask};
-use crate::ipc::{Handle, Secret, SegmentHandle, Unshared, exported};
-use crate::process::lifecycle;
+use crate::device::exported;
+use crate::device::spans::{IpcError, SegmentHandle};
+use crate::ipc::client::request;
+use crate::ipc::handle::Handle;
+use crate::ipc::protocol::{Request, SEGMENT};
+use crate::util::fork;
+use crate::util::secret::Secret;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
-/// What is open, as far as it is held.
-static OPEN: Mutex<Option<HashMap<Key, Weak<Imported>>>> = Mutex::new(None);
+/// What is imported and still held.
+static IMPORTED: Mutex<Option<HashMap<Key, Weak<Imported>>>> = Mutex::new(None);
 
-/// What nobody holds any more, but could not be taken down because of a capture.
-static LATE: Mutex<Vec<Mapping>> = Mutex::new(Vec::new());
+/// Mappings that nobody holds any more, but that could not be unmapped during a capture.
+static DEFERRED: Mutex<Vec<Mapping>> = Mutex::new(Vec::new());
 
-/// A span of a process, or a plain segment, in the context of one device.
+/// What an import is found by: the memory, and the device in whose context it is mapped.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Key {
-    /// With the secret, so that nobody gets what is open by its number alone; where an allocation's number
-    /// and secret have led to it, there is none.
+    /// Process, span, secret, device. The secret is part of the key so that a number alone finds nothing; it
+    /// is [`Secret::NONE`] if the number and secret of an allocation led to the span.
     Span([u8; 16], u64, Secret, i32),
     Segment(SegmentHandle, i32),
 }
 
 enum Kind {
-    /// Chunks at reserved addresses, as many bytes as are mapped.
+    /// Chunks, mapped from the start of the reserved addresses on, for this many bytes.
     Chunks { mapped: u64 },
-    /// What CUDA opened.
+    /// A plain segment, opened by CUDA.
     Segment,
 }
 
 struct Mapping {
     device: &'static Device,
     address: u64,
-    /// Where CUDA opened it, it does not say how many: all that there can be.
+    /// Bytes of reserved addresses; of a segment unknown, and `u64::MAX`.
     bytes: u64,
     kind: Kind,
 }
 
-/// Memory of another process. It can be used until this is dropped, which waits for the device: work
-/// that uses it may still run. In a forked child, whose parent has it open, nothing is done then.
+/// Memory of another process. It stays mapped until this is dropped; dropping waits for the device, whose
+/// work may still use the memory. In a forked child dropping does nothing: the mapping is the parent's.
 pub struct Imported {
-    /// Taken when it is dropped.
+    /// Taken on drop.
     mapping: Option<Mapping>,
     address: u64,
     bytes: u64,
@@ -59,17 +63,17 @@ impl Imported {
         }
     }
 
-    /// Where it starts here.
+    /// Its first address in this process.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// The memory in it that a handle is of; `None` where that lies beyond its end, as no handle says that
-    /// came as it was made.
-    pub fn part(&self, handle: &Handle) -> Option<Found> {
+    /// The memory in it that a handle names; `None` if it reaches beyond the end, which only a handle that
+    /// was tampered with does.
+    pub fn subrange(&self, handle: &Handle) -> Option<BlockInfo> {
         let Handle { offset, size, .. } = *handle;
         let end = offset.checked_add(size)?;
-        (end <= self.bytes).then_some(Found {
+        (end <= self.bytes).then_some(BlockInfo {
             start: self.address.checked_add(offset)?,
             size,
             requested: size,
@@ -80,18 +84,18 @@ impl Imported {
 
 impl Drop for Imported {
     fn drop(&mut self) {
-        if lifecycle::in_forked_child() {
+        if fork::in_forked_child() {
             return;
         }
         if let Some(mapping) = self.mapping.take() {
-            take_down(mapping);
+            unmap(mapping);
         }
-        take_down_late();
+        unmap_deferred();
     }
 }
 
-/// In a capture it is put off: a wait would end that.
-fn take_down(mapping: Mapping) {
+/// Waits for the device and unmaps; deferred during a capture, which a wait would invalidate.
+fn unmap(mapping: Mapping) {
     let Mapping {
         device,
         address,
@@ -99,10 +103,10 @@ fn take_down(mapping: Mapping) {
         kind,
     } = &mapping;
     if !device.may_wait() {
-        LATE.lock().push(mapping);
+        DEFERRED.lock().push(mapping);
         return;
     }
-    // Where the work has failed, or the driver is gone, there is nothing to wait for.
+    // If the device has failed, or the driver has shut down, there is nothing to wait for.
     device.synchronize();
     match kind {
         Kind::Chunks { mapped } => device.unmap_shared(*address, *mapped, *bytes),
@@ -110,26 +114,27 @@ fn take_down(mapping: Mapping) {
     }
 }
 
-fn take_down_late() {
-    let late = std::mem::take(&mut *LATE.lock());
-    late.into_iter().for_each(take_down);
+fn unmap_deferred() {
+    let deferred = std::mem::take(&mut *DEFERRED.lock());
+    deferred.into_iter().for_each(unmap);
 }
 
-/// Opens the span of a handle, in the context of a device of this process.
-pub fn open(device: &'static Device, handle: &Handle) -> Result<Arc<Imported>, Unshared> {
-    take_down_late();
-    let (span, secret) = match exported::is_given(handle.number) {
+/// Maps the span of a handle in the context of a device of this process, or returns the mapping that there
+/// is. Any thread may call it; it waits for the other process.
+pub fn import(device: &'static Device, handle: &Handle) -> Result<Arc<Imported>, IpcError> {
+    unmap_deferred();
+    let (span, secret) = match exported::is_allocation(handle.number) {
         true => {
-            let (answer, _) = ask(&handle.process, question(handle, Question::NO_FILES))?;
-            (answer.span, Secret::NONE)
+            let (response, _) = request(&handle.process, request_of(handle, Request::NO_FILES))?;
+            (response.span, Secret::NONE)
         }
         false => (handle.number, handle.secret),
     };
     let key = Key::Span(handle.process, span, secret, device.ordinal());
-    once(key, || {
-        let (first, files) = ask(&handle.process, question(handle, 0))?;
-        if let Some(segment) = first.segment() {
-            return segment_of(device, &segment);
+    find_or_insert(key, || {
+        let (first, files) = request(&handle.process, request_of(handle, 0))?;
+        if first.kind == SEGMENT {
+            return map_segment(device, &first.segment);
         }
         let mut imported = Imported::new(Mapping {
             device,
@@ -137,31 +142,31 @@ pub fn open(device: &'static Device, handle: &Handle) -> Result<Arc<Imported>, U
             bytes: first.bytes,
             kind: Kind::Chunks { mapped: 0 },
         });
-        let mut at = map(&mut imported, &first.sizes, files)?;
+        let mut at = map_chunks(&mut imported, &first.sizes, files)?;
         while at < first.parts {
-            let (next, files) = ask(&handle.process, question(handle, at))?;
-            let more = map(&mut imported, &next.sizes, files)?;
+            let (next, files) = request(&handle.process, request_of(handle, at))?;
+            let more = map_chunks(&mut imported, &next.sizes, files)?;
             if more == 0 {
-                return Err(Unshared::Gone);
+                return Err(IpcError::Gone);
             }
             at += more;
         }
-        device.open_shared(imported.address, first.bytes, first.home)?;
+        device.open_shared(imported.address, first.bytes, first.device)?;
         Ok(imported)
     })
 }
 
-/// Opens a plain segment of another process by CUDA's own handle.
-pub fn open_segment(
+/// [`import`] for a plain segment, by CUDA's own handle.
+pub fn import_segment(
     device: &'static Device,
     handle: &SegmentHandle,
-) -> Result<Arc<Imported>, Unshared> {
-    take_down_late();
+) -> Result<Arc<Imported>, IpcError> {
+    unmap_deferred();
     let key = Key::Segment(*handle, device.ordinal());
-    once(key, || segment_of(device, handle))
+    find_or_insert(key, || map_segment(device, handle))
 }
 
-fn segment_of(device: &'static Device, handle: &SegmentHandle) -> Result<Imported, Unshared> {
+fn map_segment(device: &'static Device, handle: &SegmentHandle) -> Result<Imported, IpcError> {
     Ok(Imported::new(Mapping {
         device,
         address: device.open_segment(handle)?,
@@ -170,20 +175,20 @@ fn segment_of(device: &'static Device, handle: &SegmentHandle) -> Result<Importe
     }))
 }
 
-fn question(handle: &Handle, first: u64) -> Question {
-    Question {
+fn request_of(handle: &Handle, first: u64) -> Request {
+    Request {
         number: handle.number,
         secret: handle.secret,
         first,
     }
 }
 
-/// What is open under the key, or else what `open` makes.
-fn once(
+/// The import under this key; if there is none, the one that `open` makes.
+fn find_or_insert(
     key: Key,
-    open: impl FnOnce() -> Result<Imported, Unshared>,
-) -> Result<Arc<Imported>, Unshared> {
-    let mut all = OPEN.lock();
+    open: impl FnOnce() -> Result<Imported, IpcError>,
+) -> Result<Arc<Imported>, IpcError> {
+    let mut all = IMPORTED.lock();
     let all = all.get_or_insert_default();
     if let Some(imported) = all.get(&key).and_then(Weak::upgrade) {
         return Ok(imported);
@@ -194,8 +199,12 @@ fn once(
     Ok(imported)
 }
 
-/// Maps chunks behind those that are mapped; how many.
-fn map(imported: &mut Imported, sizes: &[u64], files: Vec<OwnedFd>) -> Result<u64, Unshared> {
+/// Maps chunks behind those that are mapped. Returns how many.
+fn map_chunks(
+    imported: &mut Imported,
+    sizes: &[u64],
+    files: Vec<OwnedFd>,
+) -> Result<u64, IpcError> {
     let Some(Mapping {
         device,
         address,
@@ -203,12 +212,12 @@ fn map(imported: &mut Imported, sizes: &[u64], files: Vec<OwnedFd>) -> Result<u6
         kind: Kind::Chunks { mapped },
     }) = &mut imported.mapping
     else {
-        return Err(Unshared::Gone);
+        return Err(IpcError::Gone);
     };
     let count = files.len() as u64;
     for (size, file) in sizes.iter().zip(files) {
         if *size > *bytes - *mapped {
-            return Err(Unshared::Gone);
+            return Err(IpcError::Gone);
         }
         device.map_shared(*address + *mapped, *size, &file)?;
         *mapped += size;
@@ -219,13 +228,12 @@ fn map(imported: &mut Imported, sizes: &[u64], files: Vec<OwnedFd>) -> Result<u6
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::spans::Export;
     use crate::driver::sys::CUresult;
-    use crate::ipc::Export;
-    use crate::process::allocator::Allocator;
     use crate::settings::Settings;
     use concertina_sim::{Config, Machine};
 
-    /// The uses of the driver's functions in a life of opened memory.
+    /// How often importing and unmapping call each of the driver's functions.
     const USES: [(&str, u64); 7] = [
         ("cuMemExportToShareableHandle", 3),
         ("cuMemAddressReserve", 1),
@@ -236,8 +244,8 @@ mod tests {
         ("cuMemUnmap", 1),
     ];
 
-    /// Opens a block of three chunks as another process would, while these calls fail; nothing is left of it
-    /// once it is closed and the device asked for something else.
+    /// Imports a block of three chunks as another process would, while these calls fail. Checks that nothing
+    /// of it is left once it is dropped and the device's cache emptied; returns whether it could be imported.
     fn open_and_close(failures: &[(&str, u64)]) -> bool {
         let machine = Machine::new(Config::default());
         let _bound = machine.bind();
@@ -245,8 +253,11 @@ mod tests {
             chunk_size: 2 << 20,
             ..Settings::default()
         };
-        let allocator = Allocator::new(concertina_sim::functions(), settings).expect("a device");
-        let device: &'static Device = Box::leak(Box::new(allocator)).device(0).expect("a device");
+        let functions = concertina_sim::functions();
+        // SAFETY: no precondition.
+        assert_eq!(unsafe { (functions.cuInit)(0) }, 0);
+        let device = Device::open(functions, 0, 1, &settings).expect("a device");
+        let device: &'static Device = Box::leak(Box::new(device));
         let block = device.allocate(6 << 20, 0).expect("memory");
         let shared = device.share(block).expect("a block");
         let before = (
@@ -280,10 +291,10 @@ mod tests {
         is_open
     }
 
-    fn open_own(device: &'static Device, span: u64) -> Result<Imported, Unshared> {
-        let (span, export) = device.export(span, None, 0, 16).ok_or(Unshared::Gone)?;
+    fn open_own(device: &'static Device, span: u64) -> Result<Imported, IpcError> {
+        let (span, export) = device.export(span, None, 0, 16).ok_or(IpcError::Gone)?;
         let Export::Chunks(files) = export else {
-            return Err(Unshared::Gone);
+            return Err(IpcError::Gone);
         };
         let sizes: Vec<u64> = span.parts.iter().map(|(_, size)| *size).collect();
         let bytes = sizes.iter().sum();
@@ -293,13 +304,13 @@ mod tests {
             bytes,
             kind: Kind::Chunks { mapped: 0 },
         });
-        assert_eq!(map(&mut imported, &sizes, files)?, 3);
+        assert_eq!(map_chunks(&mut imported, &sizes, files)?, 3);
         device.open_shared(imported.address, bytes, [0; 16])?;
         Ok(imported)
     }
 
     #[test]
-    fn opened_memory_survives_any_failing_call() {
+    fn imported_memory_leaks_nothing_whichever_call_fails() {
         assert!(open_and_close(&[]));
         let closing = [("cuMemUnmap", 1), ("cuMemAddressFree", 1)];
         for (name, uses) in USES.into_iter().chain([("cuMemAddressFree", 1)]) {

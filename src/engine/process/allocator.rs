@@ -1,35 +1,28 @@
-//! The process's one allocator, and its devices.
+//! The process's one allocator: its devices' pools, over one driver.
 
-use crate::device::driver_gpu;
 use crate::device::history::{self, Plan};
 use crate::device::{Device, PoolId};
-use crate::driver::sys::CUstreamCaptureMode;
-use crate::driver::{self, Functions};
-use crate::process::cuda_calls;
-use crate::process::purge_timer;
-use crate::process::stats_triggers;
-use crate::settings::{self, Complaint, Settings, Severity};
+use crate::driver::Functions;
+use crate::process::settings;
+use crate::settings::Settings;
 use crate::util::message;
-use once_cell::sync::{Lazy, OnceCell};
+use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use std::ptr;
-use std::sync::atomic::{
-    AtomicBool, AtomicPtr,
-    Ordering::{Acquire, Relaxed, Release},
-};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// The pools of any number of devices, over one driver.
+/// The pools of all devices of one driver. Devices are opened on first use; any thread may call anything.
 pub struct Allocator {
     functions: Functions,
     settings: Settings,
     devices: Vec<OnceCell<Device>>,
-    /// Why a device could not be taken up, said once.
-    complained: Mutex<Vec<i32>>,
+    /// The devices whose failure to open has been printed.
+    printed: Mutex<Vec<i32>>,
 }
 
 impl Allocator {
-    /// Initialises the driver. Takes nothing from any device yet. One line says why it cannot.
+    /// Initialises the driver, and takes nothing from any device yet. An error is one line that says why the
+    /// driver cannot be used.
     pub fn new(functions: Functions, settings: Settings) -> Result<Self, String> {
         let mut count = 0;
         // SAFETY: `count` outlives the calls.
@@ -52,7 +45,7 @@ impl Allocator {
             functions,
             settings,
             devices,
-            complained: Mutex::new(Vec::new()),
+            printed: Mutex::new(Vec::new()),
         })
     }
 
@@ -61,26 +54,23 @@ impl Allocator {
         &self.functions
     }
 
-    /// For a thread of ours: what it calls may be called while other threads' streams are captured, as
-    /// it is no part of what they do.
-    pub(crate) fn allow_calls_in_captures(&self) {
-        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: `mode` outlives the call.
-        unsafe { (self.functions.cuThreadExchangeStreamCaptureMode)(&mut mode) };
-    }
-
     /// The settings that the allocator was made with.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// A device by its number, if it has been taken up.
+    /// How many devices the driver sees.
+    pub fn device_count(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// A device by its number, if it has been opened.
     #[inline]
-    pub fn open_device(&self, ordinal: i32) -> Option<&Device> {
+    pub fn device_in_use(&self, ordinal: i32) -> Option<&Device> {
         self.devices.get(ordinal as usize)?.get()
     }
 
-    /// A device by its number, taken up on first use.
+    /// A device by its number, opened if it is not yet. An error is one line that says why it cannot be used.
     #[inline]
     pub fn device(&self, ordinal: i32) -> Result<&Device, String> {
         match self.devices.get(ordinal as usize) {
@@ -103,8 +93,8 @@ impl Allocator {
             self.devices.len() as i32,
             &self.settings,
         )?;
-        if let Some(changed) = &*CHANGED.lock() {
-            device.follow(changed);
+        if let Some(changed) = settings::changed_settings() {
+            device.follow(&changed);
         }
         if UNCACHED.load(Relaxed) {
             device.set_uncached(true);
@@ -112,283 +102,90 @@ impl Allocator {
         Ok(device)
     }
 
-    /// The same, saying why not on standard error, once for each device.
+    /// [`Allocator::device`], but an error is printed on standard error, once for each device.
     #[cold]
-    pub fn device_or_say(&self, ordinal: i32) -> Option<&Device> {
+    pub fn device_or_print(&self, ordinal: i32) -> Option<&Device> {
         self.device(ordinal)
-            .map_err(|why| self.complain(ordinal, &why))
+            .map_err(|why| self.print_once(ordinal, &why))
             .ok()
     }
 
     #[cold]
-    fn complain(&self, ordinal: i32, why: &str) {
-        let mut complained = self.complained.lock();
-        if !complained.contains(&ordinal) {
-            complained.push(ordinal);
-            message::say(why);
+    fn print_once(&self, ordinal: i32, why: &str) {
+        let mut printed = self.printed.lock();
+        if !printed.contains(&ordinal) {
+            printed.push(ordinal);
+            message::print(why);
         }
     }
 
-    /// All segments, of one private pool or of all memory, and with `traces` each device's history:
-    /// PyTorch's `_snapshot`, with numbers of places (`context`) for stacks (`frames`), and of the settings
-    /// what a running program may have changed.
+    /// The memory of all devices as PyTorch's `_snapshot`, of one private pool or of everything, and with
+    /// `traces` each device's history. Stacks are numbers (`context`) in place of `frames`, and of the
+    /// settings it holds those that a running program can change.
     pub fn snapshot(&self, only: Option<PoolId>, traces: bool) -> Value {
         let mut segments = Vec::new();
         let mut device_traces = Vec::new();
         for cell in &self.devices {
-            let (here, trace) = match cell.get() {
+            let (of_device, trace) = match cell.get() {
                 Some(device) => device.snapshot(only, traces),
                 None => Default::default(),
             };
-            segments.extend(here);
+            segments.extend(of_device);
             device_traces.push(if trace.is_null() { json!([]) } else { trace });
         }
         json!({
             "segments": segments,
             "device_traces": device_traces,
             "external_annotations": history::annotations(),
-            "graph_capture_record_stream_reuse": reuses_in_captures(),
+            "graph_capture_record_stream_reuse": settings::reuses_in_captures(),
         })
     }
 
-    /// The devices taken up so far.
-    pub fn open_devices(&self) -> impl Iterator<Item = &Device> {
+    /// The devices that have been opened.
+    pub fn devices_in_use(&self) -> impl Iterator<Item = &Device> {
         self.devices.iter().filter_map(|cell| cell.get())
     }
 }
 
-/// Only `CONCERTINA_CONF` is read.
-static OWN_SETTINGS: AtomicBool = AtomicBool::new(false);
+/// The process's allocator; `None` in it if the driver cannot be used.
+pub(super) static ALLOCATOR: OnceCell<Option<Allocator>> = OnceCell::new();
 
-/// From now on PyTorch's variables are not read: for a process whose PyTorch, if it has one, is a
-/// program like any other. No effect once the allocator has been made.
-pub fn use_own_settings() {
-    OWN_SETTINGS.store(true, Relaxed);
-}
-
-/// A limit was asked for, and cannot be told from what the settings say.
-static LIMIT_UNKNOWN: AtomicBool = AtomicBool::new(false);
-
-static SETTINGS: Lazy<Settings> = Lazy::new(|| {
-    let own = OWN_SETTINGS.load(Relaxed);
-    let (settings, complaints) = Settings::from_lookup(|variable| {
-        settings::variable_text(variable).filter(|_| !own || variable == settings::VARIABLES[0])
-    });
-    complaints.iter().for_each(say_of_settings);
-    let unlimited = |complaint: &Complaint| complaint.severity == Severity::Unlimited;
-    LIMIT_UNKNOWN.store(complaints.iter().any(unlimited), Relaxed);
-    settings
-});
-
-/// Says what is wrong with the settings, once: they are looked at when the library is loaded and again
-/// when they are first needed, and the program may have changed its environment in between.
-fn say_of_settings(complaint: &Complaint) {
-    static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
-    let mut said = SAID.lock();
-    if !said.contains(&complaint.line) {
-        message::say(&complaint.line);
-        said.push(complaint.line.clone());
-    }
-}
-
-/// Says now what is wrong with the settings in the environment, of which `own` is `CONCERTINA_CONF`
-/// alone, and answers the worst of it.
-pub fn check_settings(own: bool) -> Option<Severity> {
-    let (_, complaints) = Settings::from_lookup(|variable| {
-        settings::variable_text(variable).filter(|_| !own || variable == settings::VARIABLES[0])
-    });
-    complaints.iter().for_each(say_of_settings);
-    complaints.iter().map(|complaint| complaint.severity).max()
-}
-
-/// The settings of this process, as the environment says; complaints are made on the first call.
-pub fn process_settings() -> &'static Settings {
-    &SETTINGS
-}
-
-/// The settings since the running program has set some anew, which devices that are taken up later
-/// follow, too.
-static CHANGED: Mutex<Option<Settings>> = Mutex::new(None);
-
-/// Whether blocks are reused within captures that other streams have used, as was set last.
-fn reuses_in_captures() -> bool {
-    let changed = CHANGED.lock();
-    let settings = changed.as_ref().unwrap_or_else(|| process_settings());
-    settings.graph_capture_record_stream_reuse
-}
-
-static UNCACHED: AtomicBool = AtomicBool::new(false);
-
-/// Whether each block is the driver's own.
-pub fn is_uncached() -> bool {
-    UNCACHED.load(Relaxed)
-}
-
-/// Whether each block is the driver's own from now on, on every device: PyTorch's
-/// `caching_allocator_enable`.
-pub fn set_uncached(uncached: bool) {
-    UNCACHED.store(uncached, Relaxed);
-    let devices = allocator_in_use()
-        .into_iter()
-        .flat_map(|it| it.open_devices());
-    devices.for_each(|device| device.set_uncached(uncached));
-}
-
-/// The running program has set PyTorch's settings anew, as `text` says. How sizes are rounded up follows
-/// it, and where it is named, whether captures reuse blocks, but for what `CONCERTINA_CONF` says; what
-/// does not is named, once.
-pub fn change_settings(text: &str) {
-    let own = settings::VARIABLES[0];
-    let (mut settings, mut complaints) = Settings::from_lookup(|variable| match variable {
-        it if it == own => settings::variable_text(own),
-        it if it == settings::VARIABLES[1] => Some(text.into()),
-        _ => None,
-    });
-    complaints.retain(|complaint| !complaint.line.starts_with(own));
-    // As in PyTorch: a key that is not named stays as it was, but for rounding.
-    if !text.contains("graph_capture_record_stream_reuse") {
-        settings.graph_capture_record_stream_reuse = reuses_in_captures();
-    }
-    let named = text.contains("expandable_segments");
-    if named && settings.expandable_segments != process_settings().expandable_segments {
-        let line = "expandable_segments has no effect here while the program runs: it is set in its \
-                    environment";
-        complaints.push(Complaint {
-            line: line.into(),
-            severity: Severity::Note,
-        });
-    }
-    complaints.iter().for_each(say_of_settings);
-    *CHANGED.lock() = Some(settings.clone());
-    let devices = allocator_in_use()
-        .into_iter()
-        .flat_map(|it| it.open_devices());
-    devices.for_each(|device| device.follow(&settings));
-}
-
-static ALLOCATOR: OnceCell<Option<Allocator>> = OnceCell::new();
-
-/// How this process came to use the library, in a few words.
-static HOW: OnceCell<fn() -> &'static str> = OnceCell::new();
-
-/// To be called once, when the library is loaded; `how` is asked when the allocator has been made.
-pub fn say_how_by(how: fn() -> &'static str) {
-    // Nobody else sets it.
-    let _ = HOW.set(how);
-}
-
-/// Says that the library is on, and with what.
-fn announce(allocator: &Allocator) {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    message::say_once(&SAID, || {
-        let gib = |bytes: usize| bytes as f64 / (1 << 30) as f64;
-        let Settings {
-            limit,
-            per_process_memory_fraction: share,
-            changed,
-            ..
-        } = allocator.settings();
-        let devices = (0..allocator.devices.len() as i32).map(|ordinal| {
-            let (name, bytes) = driver_gpu::name_and_bytes(&allocator.functions, ordinal);
-            format!("{ordinal} {name} ({:.1} GiB)", gib(bytes))
-        });
-        let limit = match (limit, *share < 1.0) {
-            (None, false) => "none".into(),
-            (None, true) => format!("{share} of each device"),
-            (Some(bytes), false) => format!("{:.3} GiB on each device", gib(*bytes)),
-            (Some(bytes), true) => format!("{:.3} GiB or {share} of each device", gib(*bytes)),
-        };
-        format!(
-            "{} is on, {}; devices: {}; limit: {limit}; settings: {}",
-            env!("CARGO_PKG_VERSION"),
-            HOW.get().map_or("by its functions", |how| how()),
-            devices.collect::<Vec<_>>().join(", "),
-            changed.join(","),
-        )
-    });
-}
-
-/// Devices whose numbers are below this can be at hand.
-const AT_HAND: usize = 64;
-
-/// The process's devices that were asked for memory by the library's own functions, by number. What stands
-/// here lies in `ALLOCATOR`, which is made once.
-static READY: [AtomicPtr<Device>; AT_HAND] = [const { AtomicPtr::new(ptr::null_mut()) }; AT_HAND];
-
-/// A device that [`keep_at_hand`] was told of, if this process may use it.
-#[inline(always)]
-pub fn at_hand(ordinal: i32) -> Option<&'static Device> {
-    let ready = READY.get(ordinal as usize)?.load(Acquire);
-    // SAFETY: null, or a device in a static that is never changed again.
-    unsafe { ready.as_ref() }
-}
-
-/// Has a device found at once from now on: nothing is left to be done or asked before it is used.
-#[cold]
-pub fn keep_at_hand(device: &'static Device) {
-    if let Some(ready) = READY.get(device.ordinal() as usize) {
-        ready.store(ptr::from_ref(device).cast_mut(), Release);
-    }
-}
-
-/// In a process that was forked, which may use no device. Only what a signal's handler may do.
-pub(crate) fn keep_none_at_hand() {
-    for ready in &READY {
-        ready.store(ptr::null_mut(), Relaxed);
-    }
-}
-
-/// The process's allocator, made on the first call as the environment says. Where there is no
-/// driver the answer is `None`, and one line on standard error says why.
-#[inline]
-pub fn allocator() -> Option<&'static Allocator> {
-    match ALLOCATOR.get() {
-        Some(allocator) => allocator.as_ref(),
-        None => first(),
-    }
-}
-
-#[cold]
-fn first() -> Option<&'static Allocator> {
-    let make = || {
-        let allocator = match LIMIT_UNKNOWN.load(Relaxed) {
-            true => Err("the limit that is set makes no sense".into()),
-            false => driver::cuda().and_then(|it| Allocator::new(it, SETTINGS.clone())),
-        };
-        match allocator {
-            Ok(allocator) => Some(allocator),
-            Err(why) => {
-                message::say(&format!("no memory can be had: {why}"));
-                None
-            }
-        }
-    };
-    let allocator = ALLOCATOR.get_or_init(make).as_ref();
-    if let Some(allocator) = allocator {
-        if allocator.settings().verbose {
-            announce(allocator);
-        }
-        purge_timer::start(allocator);
-        stats_triggers::start(allocator.settings());
-        if allocator.settings().stats_callers {
-            cuda_calls::count_by_caller();
-        }
-    }
-    allocator
-}
-
-/// The process's allocator if it has been made; for statistics, which make none.
+/// The process's allocator, if there is one yet. [`crate::process::startup::start_allocator`] makes it.
 #[inline]
 pub fn allocator_in_use() -> Option<&'static Allocator> {
     ALLOCATOR.get().and_then(Option::as_ref)
 }
 
-/// Records the history of every device's memory from now on as planned, and nothing if there is no
-/// plan; drops what was recorded before if `clear`. Devices that are taken up later follow.
-pub fn record_history(plan: Option<Plan>, clear: bool) {
-    history::set_plan(plan);
+/// The devices of the process's allocator that have been opened.
+pub fn devices_in_use() -> impl Iterator<Item = &'static Device> {
     allocator_in_use()
         .into_iter()
-        .flat_map(|it| it.open_devices())
-        .for_each(|device| device.follow_plan(clear));
+        .flat_map(|it| it.devices_in_use())
+}
+
+static UNCACHED: AtomicBool = AtomicBool::new(false);
+
+/// Whether each allocation is one of the driver's own.
+pub fn is_uncached() -> bool {
+    UNCACHED.load(Relaxed)
+}
+
+/// PyTorch's `caching_allocator_enable`, inverted: with `true` each allocation is one of the driver's own
+/// from now on, on every device.
+pub fn set_uncached(uncached: bool) {
+    UNCACHED.store(uncached, Relaxed);
+    devices_in_use().for_each(|device| device.set_uncached(uncached));
+}
+
+/// PyTorch sets its settings anew while the program runs, to `text`: see [`settings::change`].
+pub fn change_settings(text: &str) {
+    let settings = settings::change(text);
+    devices_in_use().for_each(|device| device.follow(&settings));
+}
+
+/// Records the history of every device's memory from now on as `plan` says, or nothing without one; drops
+/// what was recorded before if `clear`. Devices that are opened later do the same.
+pub fn record_history(plan: Option<Plan>, clear: bool) {
+    history::set_plan(plan);
+    devices_in_use().for_each(|device| device.follow_plan(clear));
 }

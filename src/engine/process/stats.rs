@@ -1,39 +1,25 @@
-//! The statistics as JSON, and their schema.
+//! The statistics as JSON.
 //!
-//! The pool's counters are the only source. `OWN` is the one list of the figures that PyTorch
-//! does not have: the JSON and the table of docs/statistics.md are both made from it.
+//! The pool's counters are the only source. `OWN` is the one list of the fields that PyTorch does not have: the
+//! JSON and the table of docs/statistics.md are both made from it.
 
-use crate::core::{Counters, Flow, Usage};
+use crate::core::{PoolStats, Stat, TORCH_COUNTS, Usage};
 use crate::device::external_cache;
 use crate::device::{Device, Figures};
 use crate::process::allocator::{Allocator, allocator_in_use};
 use crate::process::cuda_calls;
-use crate::process::stats_file;
+use crate::process::stats_path;
 use crate::settings;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::fs::File;
 use std::io::Read;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 /// Raised when a field changes its meaning or goes; new fields do not raise it.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// The library is PyTorch's allocator: see [`set_allocator`].
-static ALLOCATOR: AtomicBool = AtomicBool::new(false);
-
-/// From now on the library is PyTorch's allocator, and what CUDA's functions are asked for is other
-/// libraries', also where PyTorch has not asked for anything yet.
-pub fn set_allocator() {
-    ALLOCATOR.store(true, Relaxed);
-}
-
-pub(crate) fn is_allocator() -> bool {
-    ALLOCATOR.load(Relaxed)
-}
-
-/// One figure of ours for a device.
+/// A field of a device that PyTorch does not have.
 struct Own {
     name: &'static str,
     doc: &'static str,
@@ -66,6 +52,8 @@ own! {
         |f| f.of_others().map_or(Value::Null, |it| Value::Object(others(it)));
     "hits", "requests met from memory that was free already",
         |f| json!(f.counters.hits);
+    "cross_stream_reuses", "of those, in memory that another stream freed, which the stream waits for on the GPU",
+        |f| json!(f.counters.cross_stream_reuses);
     "growths", "requests for which new memory was taken from the driver",
         |f| json!(f.counters.growths);
     "stitches", "chunks remapped to make free memory contiguous",
@@ -94,18 +82,18 @@ own! {
         };
 }
 
-/// The statistics of every device taken up so far, one JSON object. A device that another thread
-/// keeps locked for longer than `patience` is marked `busy` and has no figures.
-pub fn json(patience: Duration) -> String {
-    json_of(allocator_in_use(), patience)
+/// The statistics of all open devices, one JSON object. A device that another thread keeps locked for longer than
+/// `timeout` is marked `busy` and has no figures.
+pub fn json(timeout: Duration) -> String {
+    json_of(allocator_in_use(), timeout)
 }
 
-/// The same of an allocator that need not be the process's own.
-pub fn json_of(allocator: Option<&Allocator>, patience: Duration) -> String {
+/// [`json()`] of any allocator, not only the process's own.
+pub fn json_of(allocator: Option<&Allocator>, timeout: Duration) -> String {
     let devices: Vec<Value> = allocator
         .into_iter()
-        .flat_map(|allocator| allocator.open_devices())
-        .map(|device| device_json(device, device.figures_within(patience).as_ref()))
+        .flat_map(|allocator| allocator.devices_in_use())
+        .map(|device| device_json(device, device.figures_within(timeout).as_ref()))
         .collect();
     let driver = allocator.map(|allocator| match allocator.functions().simulated {
         true => "sim",
@@ -118,8 +106,8 @@ pub fn json_of(allocator: Option<&Allocator>, patience: Duration) -> String {
         "schema_version": SCHEMA_VERSION,
         "version": env!("CARGO_PKG_VERSION"),
         "pid": std::process::id(),
-        "host": stats_file::host_name(),
-        "rank": stats_file::rank(settings::variable_text).and_then(|rank| rank.parse::<u64>().ok()),
+        "host": stats_path::host_name(),
+        "rank": stats_path::rank(settings::variable_text).and_then(|rank| rank.parse::<u64>().ok()),
         "command_line": command_line(),
         "used_gpu": !devices.is_empty(),
         "time": now.as_secs(),
@@ -132,7 +120,7 @@ pub fn json_of(allocator: Option<&Allocator>, patience: Duration) -> String {
     .to_string()
 }
 
-/// The process's program and its arguments, as far as they are of a reasonable length.
+/// The process's program and arguments, cut off if they are very long.
 fn command_line() -> Vec<String> {
     const LONGEST: u64 = 4096;
     let mut text = Vec::new();
@@ -166,7 +154,7 @@ fn device_json(device: &Device, figures: Option<&Figures>) -> Value {
 }
 
 /// PyTorch's `memory_stats`, key by key under its names (`torch/cuda/memory.py`).
-pub fn memory_stats(counters: &Counters) -> Map<String, Value> {
+pub fn memory_stats(counters: &PoolStats) -> Map<String, Value> {
     let mut stats = Map::new();
     for (pool, usage) in [
         ("all", &counters.all),
@@ -178,23 +166,17 @@ pub fn memory_stats(counters: &Counters) -> Map<String, Value> {
         }
     }
     // Nothing is oversize without `max_split_size_mb`, which has no effect here.
-    put(&mut stats, "oversize_allocations", &Flow::default());
-    put(&mut stats, "oversize_segments", &Flow::default());
-    for (name, value) in [
-        ("num_alloc_retries", counters.alloc_retries),
-        ("num_ooms", counters.ooms),
-        ("num_sync_all_streams", counters.syncs),
-        ("num_device_alloc", counters.device_allocs),
-        ("num_device_free", counters.device_frees),
-    ] {
-        stats.insert(name.into(), value.into());
+    put(&mut stats, "oversize_allocations", &Stat::default());
+    put(&mut stats, "oversize_segments", &Stat::default());
+    for count in &TORCH_COUNTS {
+        stats.insert(count.name.into(), count.of(counters).into());
     }
     stats.insert("max_split_size".into(), (-1).into());
     stats
 }
 
 /// What is counted of the blocks of other libraries, all sizes together.
-fn others(counters: &Counters) -> Map<String, Value> {
+fn others(counters: &PoolStats) -> Map<String, Value> {
     let mut stats = Map::new();
     for (name, flow) in of_blocks(&counters.all) {
         put(&mut stats, &format!("{name}.all"), flow);
@@ -205,7 +187,7 @@ fn others(counters: &Counters) -> Map<String, Value> {
 }
 
 /// Those of the quantities that blocks have, and the memory around them has not.
-fn of_blocks(usage: &Usage) -> impl Iterator<Item = (&'static str, &Flow)> {
+fn of_blocks(usage: &Usage) -> impl Iterator<Item = (&'static str, &Stat)> {
     let of_memory = [
         "segment",
         "inactive_split",
@@ -216,7 +198,7 @@ fn of_blocks(usage: &Usage) -> impl Iterator<Item = (&'static str, &Flow)> {
     all.filter(move |(name, _)| !of_memory.contains(name))
 }
 
-fn put(stats: &mut Map<String, Value>, name: &str, flow: &Flow) {
+fn put(stats: &mut Map<String, Value>, name: &str, flow: &Stat) {
     stats.insert(format!("{name}.current"), flow.current.into());
     stats.insert(format!("{name}.peak"), flow.peak.into());
     stats.insert(format!("{name}.allocated"), flow.allocated.into());
@@ -225,7 +207,7 @@ fn put(stats: &mut Map<String, Value>, name: &str, flow: &Flow) {
 
 /// What PyTorch counts, in the order that its own table has (`DeviceStats` in its
 /// `CachingDeviceAllocator.h`).
-pub fn by_name(usage: &Usage) -> [(&'static str, &Flow); 9] {
+pub fn by_name(usage: &Usage) -> [(&'static str, &Stat); 9] {
     [
         ("allocation", &usage.allocation),
         ("segment", &usage.segment),
@@ -239,7 +221,7 @@ pub fn by_name(usage: &Usage) -> [(&'static str, &Flow); 9] {
     ]
 }
 
-/// Our own fields of a device as docs/statistics.md shows them: a Markdown table.
+/// The fields of `OWN` as docs/statistics.md shows them: a Markdown table.
 pub fn markdown() -> String {
     let mut text = String::from("| field | meaning |\n| --- | --- |\n");
     for own in OWN {

@@ -1,9 +1,12 @@
-//! What any layer may use: locks, threads, messages, memory from the system.
+//! Tools for all layers: locks, threads, messages, zeroed memory, hashing, the state after a fork.
 
+pub mod fork;
+pub mod hash;
 pub(crate) mod lock;
 pub mod message;
 pub mod reentrancy;
+pub mod secret;
 pub(crate) mod semaphore;
 pub(crate) mod single_flight;
-pub(crate) mod thread;
+pub mod thread;
 pub(crate) mod zeroed;

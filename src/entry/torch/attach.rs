@@ -9,9 +9,9 @@ use super::virtual_functions;
 use super::vtable::Object;
 use super::{exceptions, profiler, slots, state, tensors};
 use crate::entry::panic_guard::guard;
+use concertina_engine::device;
 use concertina_engine::device::captures;
-use concertina_engine::process::lifecycle;
-use concertina_engine::process::stats;
+use concertina_engine::process::stats_output;
 use concertina_engine::util::message;
 use std::ffi::c_void;
 use std::mem::transmute;
@@ -42,8 +42,8 @@ pub extern "C" fn attach(known: bool) -> bool {
             return false;
         }
         state::set_attached();
-        stats::set_allocator();
-        lifecycle::expect_statistics();
+        device::set_torch_allocator();
+        stats_output::expect_statistics();
         let mut missing = Vec::new();
         let mut why = String::from("this PyTorch is not built as expected");
         match object {
@@ -85,7 +85,7 @@ pub extern "C" fn attach(known: bool) -> bool {
             missing.push("torch.profiler with profile_memory=True");
         }
         if !missing.is_empty() {
-            message::say(&format!(
+            message::print(&format!(
                 "{why}; what works as under any pluggable allocator only: {}",
                 missing.join(", ")
             ));

@@ -66,7 +66,7 @@ pub unsafe extern "C-unwind" fn refuse_history(_: This) {
     }
     // SAFETY: PyTorch, which called, lets exceptions through.
     let message = unsafe { raise(Failure::Other(NO_HISTORY.into())) };
-    message::say(&message);
+    message::print(&message);
 }
 
 const NO_HISTORY: &str = "concertina records memory history for C++ from PyTorch 2.11 on";

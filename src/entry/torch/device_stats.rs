@@ -4,7 +4,7 @@ use super::exceptions::{Failure, raise};
 use super::layouts::{DeviceStats, Figures, PoolMap};
 use super::memory_stats;
 use crate::entry::panic_guard::guard;
-use concertina_engine::core::{Counters, Flow};
+use concertina_engine::core::{PoolStats, Stat};
 use concertina_engine::process::stats::by_name;
 use std::array;
 use std::ffi::c_void;
@@ -40,11 +40,11 @@ pub unsafe extern "C-unwind" fn get_device_stats<const BY_POOL: usize, const REJ
 
 /// The statistics as PyTorch's class; `None` where there is no libstdc++ for what is in it.
 fn device_stats<const BY_POOL: usize, const REJECTIONS: usize>(
-    counters: &Counters,
+    counters: &PoolStats,
 ) -> Option<DeviceStats<BY_POOL, REJECTIONS>> {
     let pools = [&counters.all, &counters.small, &counters.large].map(by_name);
     let figure =
-        |flow: &Flow| [flow.current, flow.peak, flow.allocated, flow.freed].map(|it| it as i64);
+        |flow: &Stat| [flow.current, flow.peak, flow.allocated, flow.freed].map(|it| it as i64);
     let figures = |at: usize| -> Figures { array::from_fn(|pool| figure(pools[pool][at].1)) };
     let maps: Option<Vec<PoolMap>> = (0..BY_POOL).map(|_| PoolMap::empty()).collect();
     Some(DeviceStats {

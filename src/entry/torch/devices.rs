@@ -2,9 +2,9 @@
 
 use super::symbols::Library;
 use concertina_engine::device::Device;
-use concertina_engine::process::allocator::allocator;
 use concertina_engine::process::allocator::allocator_in_use;
-use concertina_engine::process::lifecycle;
+use concertina_engine::process::startup::start_allocator;
+use concertina_engine::util::fork;
 use std::ffi::{c_int, c_void};
 use std::mem::transmute;
 
@@ -12,14 +12,14 @@ use std::mem::transmute;
 /// device, or the process is a fork of one that used the GPU.
 #[inline(always)]
 pub fn open(device: c_int) -> Option<&'static Device> {
-    if lifecycle::in_forked_child() {
-        lifecycle::explain_forked_child();
+    if fork::in_forked_child() {
+        fork::explain_forked_child();
         return None;
     }
-    let allocator = allocator()?;
-    match allocator.open_device(device) {
+    let allocator = start_allocator()?;
+    match allocator.device_in_use(device) {
         Some(device) => Some(device),
-        None => allocator.device_or_say(device),
+        None => allocator.device_or_print(device),
     }
 }
 
@@ -30,11 +30,11 @@ pub fn in_use(device: c_int) -> Option<&'static Device> {
 
 /// Every open device; none in a forked process.
 pub fn all_in_use() -> impl Iterator<Item = &'static Device> {
-    let allocator = match lifecycle::in_forked_child() {
+    let allocator = match fork::in_forked_child() {
         true => None,
         false => allocator_in_use(),
     };
-    allocator.into_iter().flat_map(|it| it.open_devices())
+    allocator.into_iter().flat_map(|it| it.devices_in_use())
 }
 
 /// This thread's current CUDA device. `None` where PyTorch's CUDA runtime cannot be asked.

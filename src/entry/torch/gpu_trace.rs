@@ -55,7 +55,7 @@ fn call(address: u64, frees: bool) {
     // SAFETY: no lock of ours is held. `fire` is a callable object that is never freed; a tuple takes what
     // it is given over, and null for nothing.
     unsafe {
-        python.aside(|| {
+        python.with_gil(|| {
             let arguments = (python.PyTuple_New)(2);
             if arguments.is_null() {
                 return;

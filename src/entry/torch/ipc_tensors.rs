@@ -15,9 +15,10 @@ use super::exceptions::{Failure, raise};
 use super::layouts::ShareableHandle;
 use super::symbols::Library;
 use crate::entry::panic_guard::guard;
-use concertina_engine::ipc::{self, Handle, Imported, SegmentHandle, Unshared};
+use concertina_engine::ipc::{self, Handle, Imported, IpcError, SegmentHandle};
 use concertina_engine::process::allocator::allocator_in_use;
-use concertina_engine::process::lifecycle;
+use concertina_engine::process::startup;
+use concertina_engine::util::fork;
 use concertina_engine::util::message;
 use std::ffi::c_void;
 use std::mem::transmute;
@@ -38,7 +39,7 @@ pub unsafe extern "C-unwind" fn share_ipc_handle(
     _: *mut c_void,
     pointer: *mut c_void,
 ) -> *mut ShareableHandle {
-    let shared = guard(Err(Unshared::Unknown), || share(pointer as u64));
+    let shared = guard(Err(IpcError::Unknown), || share(pointer as u64));
     let made = shared.and_then(|(text, offset)| {
         let text = CxxString::of(&text).ok_or_else(no_cxx)?;
         Ok(ShareableHandle {
@@ -72,7 +73,7 @@ pub unsafe extern "C-unwind" fn get_ipc_dev_ptr(
 ) -> *mut SharedPointer {
     // SAFETY: the caller's string, which lives until this returns.
     let text = unsafe { (*text).bytes() };
-    let imported = guard(Err(Unshared::Gone), || open(text));
+    let imported = guard(Err(IpcError::Gone), || open(text));
     let made = match imported {
         Ok(imported) => SharedPointer::to(imported),
         Err(why) => {
@@ -88,19 +89,19 @@ pub unsafe extern "C-unwind" fn get_ipc_dev_ptr(
 }
 
 /// The text of the handle for the block at an address, and the block's offset in the memory behind it.
-fn share(address: u64) -> Result<(Vec<u8>, u64), Unshared> {
-    if lifecycle::in_forked_child() {
-        return Err(Unshared::Unknown);
+fn share(address: u64) -> Result<(Vec<u8>, u64), IpcError> {
+    if fork::in_forked_child() {
+        return Err(IpcError::Unknown);
     }
     SHARED.store(true, Relaxed);
     let mut devices = allocator_in_use()
         .into_iter()
-        .flat_map(|it| it.open_devices());
+        .flat_map(|it| it.devices_in_use());
     let found = devices.find_map(|device| match device.share(address) {
-        Err(Unshared::Unknown) => None,
+        Err(IpcError::Unknown) => None,
         found => Some((device, found)),
     });
-    let (device, found) = found.ok_or(Unshared::Unknown)?;
+    let (device, found) = found.ok_or(IpcError::Unknown)?;
     let shared = found.map_err(advise)?;
     let offset = shared.offset + (address - shared.start);
     let text = match shared.segment {
@@ -114,19 +115,19 @@ fn share(address: u64) -> Result<(Vec<u8>, u64), Unshared> {
 }
 
 /// Opens the memory of a text, in the context of PyTorch's current device.
-fn open(text: &[u8]) -> Result<Arc<Imported>, Unshared> {
-    lifecycle::first_use();
+fn open(text: &[u8]) -> Result<Arc<Imported>, IpcError> {
+    startup::initialize_on_call();
     let device =
-        devices::open(devices::current().ok_or_else(no_device)?).ok_or(Unshared::Unknown)?;
+        devices::open(devices::current().ok_or_else(no_device)?).ok_or(IpcError::Unknown)?;
     if let Some(handle) = Handle::of(text) {
-        return ipc::open(device, &handle).map_err(advise);
+        return ipc::import(device, &handle).map_err(advise);
     }
     let mut versions = PLAIN.iter();
     let plain = versions.find_map(|version| text.strip_prefix(&version[..]));
     let plain: Option<SegmentHandle> = plain.and_then(|handle| handle.try_into().ok());
     match plain {
-        Some(handle) => ipc::open_segment(device, &handle),
-        None => Err(Unshared::Forbidden(
+        Some(handle) => ipc::import_segment(device, &handle),
+        None => Err(IpcError::Forbidden(
             "its process has another allocator, whose memory is not plain: set \
              PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False there"
                 .into(),
@@ -135,19 +136,19 @@ fn open(text: &[u8]) -> Result<Arc<Imported>, Unshared> {
 }
 
 /// Adds what to do where mapped memory cannot be shared.
-fn advise(why: Unshared) -> Unshared {
-    Unshared::Forbidden(format!(
+fn advise(why: IpcError) -> IpcError {
+    IpcError::Forbidden(format!(
         "{why}; CONCERTINA_CONF=expandable_segments:False in the process that sends it shares memory by \
          CUDA's own handles"
     ))
 }
 
-fn no_device() -> Unshared {
-    Unshared::Forbidden("the current device cannot be told".into())
+fn no_device() -> IpcError {
+    IpcError::Forbidden("the current device cannot be told".into())
 }
 
-fn no_cxx() -> Unshared {
-    Unshared::Forbidden("libstdc++ is not to be found".into())
+fn no_cxx() -> IpcError {
+    IpcError::Forbidden("libstdc++ is not to be found".into())
 }
 
 /// Throws; prints what could not be thrown.
@@ -157,7 +158,7 @@ fn no_cxx() -> Unshared {
 unsafe fn fail(what: String) {
     // SAFETY: as promised by the caller.
     let message = unsafe { raise(Failure::Other(what)) };
-    message::say(&message);
+    message::print(&message);
 }
 
 /// Frees blocks that other processes no longer use, as PyTorch's own allocator does when memory has run out.

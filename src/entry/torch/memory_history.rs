@@ -11,7 +11,7 @@ use concertina_engine::device::PoolId;
 use concertina_engine::device::history::{self, Action, Context, Contexts, Plan};
 use concertina_engine::process::allocator::allocator_in_use;
 use concertina_engine::process::allocator::record_history;
-use concertina_engine::process::lifecycle;
+use concertina_engine::util::fork;
 use serde_json::{Value, json};
 use std::ffi::{c_int, c_ulonglong, c_void};
 
@@ -40,7 +40,7 @@ pub fn freeing(device: &Device, address: u64, size: usize, stream: u64) {
 /// The traceback of an `empty_cache` that is about to begin, for [`emptied`].
 pub fn emptying() -> Context {
     // After a fork nothing is returned, and another thread may have held a lock that this takes.
-    match lifecycle::in_forked_child() {
+    match fork::in_forked_child() {
         true => None,
         false => gather(Contexts::All),
     }
@@ -123,7 +123,7 @@ pub extern "C" fn snapshot(
 pub fn snapshot_of(pool: PoolId, traces: bool) -> Value {
     let only = Some(pool).filter(|pool| *pool != (0, 0));
     match allocator_in_use() {
-        Some(allocator) if !lifecycle::in_forked_child() => allocator.snapshot(only, traces),
+        Some(allocator) if !fork::in_forked_child() => allocator.snapshot(only, traces),
         _ => json!({"segments": [], "device_traces": [], "external_annotations": []}),
     }
 }

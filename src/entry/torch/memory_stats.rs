@@ -4,9 +4,9 @@
 use super::devices::in_use;
 use super::json::{JsonCallback, send};
 use crate::entry::panic_guard::guard;
-use concertina_engine::core::Counters;
+use concertina_engine::core::PoolStats;
 use concertina_engine::device::Device;
-use concertina_engine::process::allocator::process_settings;
+use concertina_engine::process::settings::process_settings;
 use concertina_engine::process::stats;
 use serde_json::{Value, json};
 use std::ffi::{c_double, c_int};
@@ -26,11 +26,11 @@ pub fn note_emptied() {
 }
 
 /// The counters of a device.
-pub fn counters(device: c_int) -> Counters {
+pub fn counters(device: c_int) -> PoolStats {
     let counters = in_use(device).map(|it| it.figures().counters);
     let mut counters = counters.unwrap_or_default();
     let emptied = EMPTIED.get(device as usize);
-    counters.events.syncs += emptied.map_or(0, |it| it.load(Relaxed));
+    counters.counts.syncs += emptied.map_or(0, |it| it.load(Relaxed));
     counters
 }
 

@@ -12,11 +12,12 @@ use crate::entry::{panic_guard::guard, preload};
 use concertina_engine::device::Device;
 use concertina_engine::device::OutOfMemory;
 use concertina_engine::device::Route;
-use concertina_engine::process::allocator::allocator;
 use concertina_engine::process::allocator::allocator_in_use;
-use concertina_engine::process::allocator::at_hand;
-use concertina_engine::process::allocator::keep_at_hand;
-use concertina_engine::process::lifecycle;
+use concertina_engine::process::ready_devices::add_ready_device;
+use concertina_engine::process::ready_devices::ready_device;
+use concertina_engine::process::startup;
+use concertina_engine::process::startup::start_allocator;
+use concertina_engine::util::fork;
 use concertina_engine::util::message;
 use std::ffi::{c_double, c_int, c_void};
 use std::ptr;
@@ -62,9 +63,9 @@ fn try_allocate(
     if size == 0 {
         return Ok(ptr::null_mut());
     }
-    let device = match at_hand(device) {
+    let device = match ready_device(device) {
         Some(device) => device,
-        None => open_device(device).ok_or(None)?,
+        None => device_in_use(device).ok_or(None)?,
     };
     match device.allocate(size, stream as u64) {
         Ok(address) => Ok(address as *mut c_void),
@@ -75,11 +76,11 @@ fn try_allocate(
 /// Opens a device for its first allocation.
 #[cold]
 #[inline(never)]
-fn open_device(device: c_int) -> Option<&'static Device> {
-    lifecycle::first_use();
+fn device_in_use(device: c_int) -> Option<&'static Device> {
+    startup::initialize_on_call();
     let device = devices::open(device)?;
-    preload::note_before_others(device);
-    keep_at_hand(device);
+    preload::note_before_sharing(device);
+    add_ready_device(device);
     Some(device)
 }
 
@@ -186,7 +187,7 @@ unsafe fn throw(
     };
     // SAFETY: as promised by the caller.
     let message = unsafe { exceptions::raise(failure) };
-    message::say(&message);
+    message::print(&message);
     ptr::null_mut()
 }
 
@@ -217,7 +218,7 @@ pub extern "C" fn concertina_free(
 #[inline(always)]
 pub fn free(pointer: *mut c_void, device: c_int, stream: u64) {
     if !pointer.is_null()
-        && let Some(device) = at_hand(device)
+        && let Some(device) = ready_device(device)
         && device.free(pointer as u64, stream).is_ok()
     {
         return;
@@ -229,7 +230,7 @@ pub fn free(pointer: *mut c_void, device: c_int, stream: u64) {
 #[cold]
 #[inline(never)]
 fn free_on_any_device(pointer: *mut c_void) {
-    if pointer.is_null() || lifecycle::in_forked_child() || allocator_in_use().is_none() {
+    if pointer.is_null() || fork::in_forked_child() || allocator_in_use().is_none() {
         return;
     }
     if !devices::all_in_use().any(|device| device.free(pointer as u64, 0).is_ok()) {
@@ -244,9 +245,9 @@ fn free_on_any_device(pointer: *mut c_void) {
 pub extern "C" fn concertina_init(device_count: c_int) {
     let _ = device_count;
     guard((), || {
-        lifecycle::first_use();
-        if !lifecycle::in_forked_child() {
-            allocator();
+        startup::initialize_on_call();
+        if !fork::in_forked_child() {
+            start_allocator();
         }
     });
 }
@@ -277,12 +278,12 @@ pub extern "C-unwind" fn concertina_empty_cache() {
 pub extern "C" fn concertina_memory_fraction(fraction: c_double, device: c_int) {
     guard((), || {
         if !(0.0..=1.0).contains(&fraction) {
-            message::say(&format!(
+            message::print(&format!(
                 "a memory fraction of {fraction} is ignored: it is a number from 0.0 to 1.0"
             ));
             return;
         }
-        lifecycle::first_use();
+        startup::initialize_on_call();
         if let Some(device) = devices::open(device) {
             device.set_memory_fraction(fraction);
         }
@@ -330,7 +331,7 @@ pub extern "C" fn concertina_record_stream(pointer: *mut c_void, stream: *mut CU
         }
         let known = devices::all_in_use()
             .any(|device| device.record_use(pointer as u64, stream as u64).is_ok());
-        if !known && !lifecycle::in_forked_child() {
+        if !known && !fork::in_forked_child() {
             report_unknown("concertina_record_stream", pointer);
         }
     });
@@ -353,7 +354,7 @@ pub unsafe extern "C" fn concertina_begin_allocate_to_pool(
     filter: *const c_void,
 ) {
     guard((), || {
-        lifecycle::first_use();
+        startup::initialize_on_call();
         let Some(device) = devices::open(device) else {
             return;
         };
@@ -402,7 +403,7 @@ fn report(shortage: &OutOfMemory) {
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     if last.is_none_or(|last| last.elapsed() >= Duration::from_secs(1)) {
         *last = Some(Instant::now());
-        message::say(&shortage.to_string());
+        message::print(&shortage.to_string());
     }
 }
 
@@ -410,7 +411,7 @@ fn report(shortage: &OutOfMemory) {
 #[cold]
 fn report_unknown(function: &str, pointer: *mut c_void) {
     static SAID: AtomicBool = AtomicBool::new(false);
-    message::say_once(&SAID, || {
+    message::print_once(&SAID, || {
         format!(
             "{function}: {pointer:?} is not in use; it is left alone, as others like it will be"
         )

@@ -7,7 +7,7 @@
 use super::devices::in_use;
 use super::json::{JsonCallback, send};
 use crate::entry::panic_guard::guard;
-use concertina_engine::core::Found;
+use concertina_engine::core::BlockInfo;
 use concertina_engine::core::StreamKey;
 use concertina_engine::device::NotRestored;
 use concertina_engine::device::PoolId;
@@ -30,8 +30,8 @@ pub extern "C" fn pool_blocks(
     guard((), || {
         let blocks = in_use(device).and_then(|device| device.pool_blocks((graph, user)));
         let blocks = blocks.map_or(Value::Null, |blocks| {
-            let numbers = |it: Found| {
-                let Found {
+            let numbers = |it: BlockInfo| {
+                let BlockInfo {
                     start,
                     size,
                     requested,
@@ -68,9 +68,9 @@ pub unsafe extern "C" fn restore(
             // SAFETY: as promised by the caller.
             _ => unsafe { std::slice::from_raw_parts(blocks, count) },
         };
-        let blocks: Vec<Found> = blocks
+        let blocks: Vec<BlockInfo> = blocks
             .iter()
-            .map(|[start, size, requested, handle, id]| Found {
+            .map(|[start, size, requested, handle, id]| BlockInfo {
                 start: *start,
                 size: *size,
                 requested: *requested,

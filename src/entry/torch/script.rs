@@ -16,23 +16,19 @@ use super::{
 };
 use crate::entry::panic_guard::guard;
 use crate::entry::python::{Script, source};
-use concertina_engine::process::allocator::check_settings;
-use concertina_engine::process::lifecycle;
+use concertina_engine::process::settings::check_settings;
+use concertina_engine::process::stats_output;
 use concertina_engine::settings::{self, Settings, Severity};
 use serde_json::{Value, json};
 use std::ffi::CStr;
-use std::sync::atomic::AtomicBool;
 
 /// The script.
-pub static ATTACH: Script = Script {
-    name: c"<concertina: attach.py>",
-    text: source!("attach.py"),
+pub static ATTACH: Script = Script::new(
+    c"<concertina: attach.py>",
+    source!("attach.py"),
     functions,
-    failure: "PyTorch's memory functions could not be replaced: they fail as under any pluggable \
-              allocator",
-    asked: AtomicBool::new(false),
-    ran: AtomicBool::new(false),
-};
+    "PyTorch's memory functions could not be replaced: they fail as under any pluggable allocator",
+);
 
 macro_rules! functions {
     ($($name:literal: $function:expr;)*) => {
@@ -102,18 +98,18 @@ extern "C" fn is_disabled() -> bool {
 extern "C" fn mistakes(callback: JsonCallback) {
     guard((), || {
         check_settings(false);
-        lifecycle::check_path();
+        stats_output::check_path();
         let (_, complaints) = Settings::from_environment();
         let mistakes = complaints.iter().filter(|complaint| complaint.is_mistake());
         let mut all: Vec<Value> = mistakes
             .map(|it| json!([it.line, it.severity == Severity::Unlimited]))
             .collect();
-        all.extend(lifecycle::path_mistake().map(|line| json!([line, false])));
+        all.extend(stats_output::path_mistake().map(|line| json!([line, false])));
         json::send(&Value::Array(all), callback);
     });
 }
 
 /// PyTorch is not loaded yet: the script is to run again later.
 extern "C" fn run_again() {
-    ATTACH.run_again();
+    ATTACH.reset();
 }

@@ -98,7 +98,7 @@ fn gather_python() -> Context {
     }
     // SAFETY: no lock of ours is held. `source` is a callable object that is never freed.
     let traceback = unsafe {
-        python.aside(|| {
+        python.with_gil(|| {
             if READERS.load(Ordering::Relaxed) == 0 {
                 let unused = UNUSED_PYTHON
                     .lock()

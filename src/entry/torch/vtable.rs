@@ -278,7 +278,7 @@ pub extern "C" fn restore_class_functions() {
             missing.extend(replaced.loss.filter(|loss| !missing.contains(loss)));
         }
         if !missing.is_empty() {
-            message::say(&format!(
+            message::print(&format!(
                 "this PyTorch's classes are not those of its release; what works as under any \
                  pluggable allocator only: {}",
                 missing.join(", ")
