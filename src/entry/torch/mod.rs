@@ -48,4 +48,3 @@ mod vtable;
 
 pub use attach::attach_unless_done;
 pub use script::ATTACH;
-pub use state::is_attached;

@@ -7,8 +7,8 @@
 use super::abi::{CUstream_st, concertina_pool_id};
 use super::exceptions::{self, Failure};
 use super::stream_filter::StreamFilter;
-use super::{devices, ipc_tensors, memory_history, memory_stats, notify, state};
-use crate::entry::{panic_guard::guard, preload};
+use super::{devices, ipc_tensors, memory_history, memory_stats, notify};
+use crate::entry::{attached, panic_guard::guard, preload};
 use concertina_engine::device::Device;
 use concertina_engine::device::OutOfMemory;
 use concertina_engine::device::Route;
@@ -174,7 +174,7 @@ unsafe fn throw(
     size: usize,
     stream: *mut CUstream_st,
 ) -> *mut c_void {
-    if !state::is_attached() {
+    if !attached::is_attached() {
         return ptr::null_mut();
     }
     if let Some(shortage) = &shortage {
