@@ -108,15 +108,15 @@ fn what_is_freed_is_no_block_any_more_whoever_asks() {
             .map(|_| device.allocate_relaxed(size as usize).expect("memory"))
             .collect();
         for block in &blocks {
-            assert!(device.knows(*block));
+            assert!(device.is_allocated(*block));
             assert_eq!(device.find(block + 1).map(|it| it.start), Some(*block));
             assert_eq!(device.free_relaxed(*block), Ok(()));
-            assert!(!device.knows(*block));
+            assert!(!device.is_allocated(*block));
             assert_eq!(device.find(*block), None);
             assert_eq!(device.find(block + 1), None);
             for _ in 0..2 {
                 assert_eq!(device.free_relaxed(*block), Err(UnknownPointer), "twice");
-                assert_eq!(device.free_later(*block), Err(UnknownPointer), "twice");
+                assert_eq!(device.free_deferred(*block), Err(UnknownPointer), "twice");
             }
             thread::scope(|scope| {
                 let again = scope.spawn(|| device.free_relaxed(*block)).join();
@@ -127,10 +127,10 @@ fn what_is_freed_is_no_block_any_more_whoever_asks() {
     }
     // A block that a thread knows goes back another way.
     let block = device.allocate_relaxed(size as usize).expect("memory");
-    assert_eq!(device.free_idle(block), Ok(()));
+    assert_eq!(device.free_completed(block), Ok(()));
     assert_eq!(device.free_relaxed(block), Err(UnknownPointer));
     let block = device.allocate_relaxed(size as usize).expect("memory");
-    assert_eq!(device.free_later(block), Ok(()));
+    assert_eq!(device.free_deferred(block), Ok(()));
     assert_eq!(device.free_relaxed(block), Err(UnknownPointer));
     finish(&bench);
 }
@@ -151,14 +151,14 @@ fn a_block_of_no_streams_that_is_recorded_on_one_stays_the_programs() {
         for _ in 0..3 {
             let block = take().expect("memory");
             assert_eq!(device.record_use(block, stream), Ok(()));
-            assert!(device.knows(block));
+            assert!(device.is_allocated(block));
             assert_eq!(device.find(block).map(|it| it.start), Some(block));
             let freed = match free {
-                Free::Strict => device.free_idle(block),
+                Free::Strict => device.free_completed(block),
                 Free::Relaxed => device.free_relaxed(block),
             };
             assert_eq!(freed, Ok(()));
-            assert!(!device.knows(block));
+            assert!(!device.is_allocated(block));
             assert_eq!(device.record_use(block, stream), Err(UnknownPointer));
         }
         finish(&bench);
@@ -176,7 +176,7 @@ fn what_no_stream_orders_goes_back_while_others_work() {
         let blocks = (0..20).map(|_| device.allocate_unordered(20 << 20));
         let blocks: Vec<u64> = blocks.map(|it| it.expect("memory")).collect();
         for block in blocks {
-            assert_eq!(device.free_idle(block), Ok(()));
+            assert_eq!(device.free_completed(block), Ok(()));
         }
         assert!(bench.reserved() >= 400 * MIB);
     };
@@ -185,13 +185,13 @@ fn what_no_stream_orders_goes_back_while_others_work() {
     let held = gpu.hold(&[stream]);
     gpu.fill(used, 4 * MIB, 7, stream);
     bench.free(used);
-    device.give_idle_back();
+    device.release_idle();
     let kept = bench.reserved();
     assert!((4 * MIB..40 * MIB).contains(&kept), "{kept}");
     assert_eq!(bench.calls("cuCtxSynchronize"), 0);
     held.let_go(stream);
     gpu.settle();
-    device.give_idle_back();
+    device.release_idle();
     assert_eq!(bench.reserved(), 0);
     fill_up();
     device.empty_cache();

@@ -6,7 +6,7 @@ use crate::random::Random;
 use concertina_engine::core::Found;
 use concertina_engine::device::NotRestored;
 use concertina_engine::device::PoolId;
-use concertina_engine::device::Route;
+use concertina_engine::device::PoolRoute;
 use concertina_engine::settings::Settings;
 use concertina_sim::Config;
 use std::ptr;
@@ -16,7 +16,7 @@ const POOL: PoolId = (1, 0);
 /// Goes back, and allocates what was in use then, in that order.
 fn restore(bench: &Bench, blocks: &[Found]) -> Result<(), NotRestored> {
     let device = bench.device();
-    let route = Route {
+    let route = PoolRoute {
         pool: POOL,
         filter: Box::new(|_| true),
     };

@@ -6,7 +6,7 @@ mod sim_only {
     use concertina_engine::core::Found;
     use concertina_engine::device::Device;
     use concertina_engine::device::PoolId;
-    use concertina_engine::device::Route;
+    use concertina_engine::device::PoolRoute;
     use concertina_engine::device::Supplier;
     use concertina_engine::driver::sys::CUresult;
     use concertina_engine::settings::Settings;
@@ -53,7 +53,7 @@ mod sim_only {
     }
 
     fn route(device: &Device, pool: PoolId) {
-        device.begin_pool(Route {
+        device.begin_pool(PoolRoute {
             pool,
             filter: Box::new(|_| true),
         });
@@ -127,7 +127,7 @@ mod sim_only {
             let other = with_pool(bench, pool, || try_allocate(bench, 4 * MIB, b));
             device.release_pool(pool);
             other.into_iter().for_each(|block| bench.free(block));
-            let back = Route {
+            let back = PoolRoute {
                 pool,
                 filter: Box::new(|_| true),
             };

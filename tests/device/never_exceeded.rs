@@ -4,7 +4,7 @@ use crate::gpu::{Bench, Gpu, MIB, ok};
 use crate::random::Random;
 use concertina_engine::device::Device;
 use concertina_engine::device::PoolId;
-use concertina_engine::device::Route;
+use concertina_engine::device::PoolRoute;
 use concertina_engine::device::Supplier;
 use concertina_engine::driver::sys::CUresult;
 use concertina_engine::settings::Settings;
@@ -68,7 +68,7 @@ fn allocate_supplied(device: &Device, size: u64, stream: u64) -> Option<u64> {
 }
 
 fn begin(device: &Device, pool: PoolId, stream: u64) {
-    device.begin_pool(Route {
+    device.begin_pool(PoolRoute {
         pool,
         filter: Box::new(move |of| of == stream),
     });
@@ -129,7 +129,7 @@ fn limit_is_never_exceeded_by_threads_that_take_memory_in_every_way() {
                         number,
                         |size| {
                             let waits = size % 2 == 0;
-                            device.admit_outside(size, waits).then(|| {
+                            device.reserve_unpooled(size, waits).then(|| {
                                 let mut address = 0;
                                 // SAFETY: `address` outlives the call.
                                 ok(unsafe {
@@ -141,7 +141,7 @@ fn limit_is_never_exceeded_by_threads_that_take_memory_in_every_way() {
                         |block, size| {
                             // SAFETY: allocated above, and not freed.
                             ok(unsafe { (gpu.functions.cuMemFree_v2)(block) });
-                            device.dismiss_outside(size);
+                            device.release_unpooled(size);
                         },
                     ),
                 }
@@ -155,7 +155,7 @@ fn limit_is_never_exceeded_by_threads_that_take_memory_in_every_way() {
     );
     device.empty_cache();
     device.return_supplied();
-    assert_eq!(device.outside_bytes(), 0);
+    assert_eq!(device.unpooled_bytes(), 0);
     bench.end();
 }
 
@@ -169,11 +169,11 @@ fn limit_counts_in_a_capture_what_the_pool_keeps() {
     let (device, stream) = (bench.device(), bench.gpu.stream());
     let [kept, used] = [40, 8].map(|size| bench.allocate(size * MIB, stream));
     bench.free(kept);
-    assert!(device.admit_outside(16 * MIB, false), "it fits");
-    assert!(!device.admit_outside(1, false), "48 of 64 MiB are held");
-    device.dismiss_outside(16 * MIB);
-    assert!(device.admit_outside(56 * MIB, true), "40 MiB go back");
-    device.dismiss_outside(56 * MIB);
+    assert!(device.reserve_unpooled(16 * MIB, false), "it fits");
+    assert!(!device.reserve_unpooled(1, false), "48 of 64 MiB are held");
+    device.release_unpooled(16 * MIB);
+    assert!(device.reserve_unpooled(56 * MIB, true), "40 MiB go back");
+    device.release_unpooled(56 * MIB);
     bench.free(used);
     bench.end();
 }
@@ -227,15 +227,15 @@ fn idle_memory_can_be_had_in_a_capture() {
     bench.gpu.late();
     bench.gpu.fill(ordered, 20 * MIB, 1, stream);
     bench.free(ordered);
-    assert_eq!(device.free_idle(unordered), Ok(()));
+    assert_eq!(device.free_completed(unordered), Ok(()));
     machine.set_capturing(stream as _, true);
     let before = bench.all_calls();
-    let block = device.allocate_idle(30 << 20).expect("idle memory");
+    let block = device.allocate_completed(30 << 20).expect("idle memory");
     assert!((unordered..unordered + 40 * MIB).contains(&block));
     // The stream's own is not idle, and the rest is too small.
-    assert_eq!(device.allocate_idle(15 << 20), None);
+    assert_eq!(device.allocate_completed(15 << 20), None);
     assert_eq!(bench.all_calls(), before);
     machine.set_capturing(stream as _, false);
-    assert_eq!(device.free_idle(block), Ok(()));
+    assert_eq!(device.free_completed(block), Ok(()));
     bench.end();
 }

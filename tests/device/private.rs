@@ -2,7 +2,7 @@
 
 use crate::gpu::{Bench, MIB};
 use concertina_engine::device::PoolId;
-use concertina_engine::device::Route;
+use concertina_engine::device::PoolRoute;
 use concertina_engine::settings::Settings;
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub fn with_pool<T>(bench: &Bench, pool: PoolId, body: impl FnOnce() -> T) -> T 
 /// Routes allocations of one stream, or of all, to a private pool.
 fn begin(bench: &Bench, pool: PoolId, stream: Option<u64>) {
     let filter = move |of| stream.is_none_or(|stream| stream == of);
-    bench.device().begin_pool(Route {
+    bench.device().begin_pool(PoolRoute {
         pool,
         filter: Box::new(filter),
     });
@@ -40,7 +40,7 @@ fn what_asks_for_no_pool_gets_everybodys_memory() {
     let (tensor, of_libraries) = with_pool(&bench, (1, 0), || {
         let key = device.key(bench.gpu.stream());
         let unordered = device.allocate_unordered(1024).expect("memory");
-        let ordered = device.allocate_for(1024, key).expect("memory");
+        let ordered = device.allocate_on_stream(1024, key).expect("memory");
         let aside = device.allocate_relaxed(1024).expect("memory");
         (
             bench.allocate(1024, key.handle),
@@ -56,7 +56,7 @@ fn what_asks_for_no_pool_gets_everybodys_memory() {
     assert!(!of_libraries.into_iter().any(inside), "{of_libraries:?}");
     bench.free(tensor);
     for address in of_libraries {
-        device.free_idle(address).expect("a block");
+        device.free_completed(address).expect("a block");
     }
     device.release_pool((1, 0));
     bench.finish();
@@ -270,7 +270,7 @@ mod sim_only {
         let (a, b, c) = (gpu.stream(), gpu.stream(), gpu.stream());
         // PyTorch's own are known by their handles, and are not asked whether they are captured.
         if seed.is_multiple_of(2) {
-            device.keep_stream(a);
+            device.add_permanent_stream(a);
         }
         // Freed memory of all streams, and uses that are not over.
         for stream in [a, b, c] {
@@ -305,7 +305,7 @@ mod sim_only {
                     bench.free(block);
                 }
                 8 if random.once_in(4) => device.empty_cache(),
-                8 if random.once_in(4) => device.give_idle_back(),
+                8 if random.once_in(4) => device.release_idle(),
                 _ => {}
             }
             assert_eq!(device.check(), Ok(()));
@@ -383,7 +383,7 @@ mod sim_only {
         bench.machine().set_pace(Pace::Held);
         let (a, b) = (bench.gpu.stream(), bench.gpu.stream());
         if kept {
-            bench.device().keep_stream(b);
+            bench.device().add_permanent_stream(b);
         }
         let others: Vec<u64> = (0..40).map(|_| bench.allocate(16 * MIB, a)).collect();
         for block in others {

@@ -24,7 +24,7 @@ fn no_block_is_left_whether_cached_or_not() {
             bench.forget(block);
             // Whether it is cached now does not matter, but whether it was.
             device.set_uncached(caching);
-            device.start_over(false);
+            device.reset(false);
             assert_eq!(device.size_of(block), None);
             assert_eq!(device.free(block, 0), Err(UnknownPointer));
             assert_eq!(device.record_use(block, 0), Err(UnknownPointer));
@@ -92,7 +92,7 @@ fn what_is_freed_meanwhile_is_had_once() {
                     device.allocate(512, 0).expect("memory");
                 }
                 together.wait();
-                device.start_over(false);
+                device.reset(false);
                 together.wait();
                 together.wait();
             }
@@ -102,7 +102,7 @@ fn what_is_freed_meanwhile_is_had_once() {
             let all: HashSet<&u64> = one.iter().chain(other).collect();
             assert_eq!(all.len(), 2 * count);
         }
-        device.start_over(false);
+        device.reset(false);
         assert_eq!(device.check(), Ok(()));
         bench.finish();
     }

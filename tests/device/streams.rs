@@ -99,7 +99,7 @@ fn a_stream_that_lasts_is_known_by_its_handle() {
     bench.free(bench.allocate(512, kept));
     let key = device.key(kept);
     assert_eq!(asked(kept), (1, 1));
-    device.keep_stream(kept);
+    device.add_permanent_stream(kept);
     assert_eq!(asked(kept), (0, 0));
     assert_eq!((asked(other).0, asked(0).0), (1, 0));
     let block = bench.allocate(512, other);
@@ -110,13 +110,13 @@ fn a_stream_that_lasts_is_known_by_its_handle() {
     // What it had before is its own still.
     assert_eq!(device.key(kept), key);
     // No stream outlives its context, and another may get the handle.
-    device.start_over(false);
+    device.reset(false);
     assert_eq!(asked(kept).0, 1);
-    device.keep_stream(kept);
+    device.add_permanent_stream(kept);
     assert_eq!(asked(kept), (0, 0));
     // The default streams are no such thing.
-    device.keep_stream(0);
-    device.keep_stream(PER_THREAD);
+    device.add_permanent_stream(0);
+    device.add_permanent_stream(PER_THREAD);
     let elsewhere = thread::scope(|scope| scope.spawn(|| device.key(PER_THREAD)).join());
     assert_ne!(Some(device.key(PER_THREAD)), elsewhere.ok());
     bench.finish();
@@ -588,7 +588,7 @@ fn a_free_for_later_waits_for_other_devices_too() {
     gpu.fill(block, size, 2, abroad);
     assert_eq!(bench.device().record_use(block, abroad), Ok(()));
     bench.forget(block);
-    assert_eq!(bench.device().free_later(block), Ok(()));
+    assert_eq!(bench.device().free_deferred(block), Ok(()));
     let other = bench.allocate(size, home);
     gpu.fill(other, size, 3, home);
     gpu.settle();

@@ -53,7 +53,7 @@ pub struct Properties {
 
 /// Something that the driver would not take back.
 #[derive(Clone, Copy)]
-enum Leftover {
+enum PendingRelease {
     Chunk {
         handle: Handle,
         size: u64,
@@ -93,7 +93,7 @@ pub struct DriverGpu {
     beside_default: usize,
     /// What the driver did not take back when it was asked to; asked again before more is taken, and
     /// when all is given back.
-    leftovers: Vec<Leftover>,
+    pending_releases: Vec<PendingRelease>,
     /// A stream is being captured: nothing may wait or ask.
     pub capturing: bool,
     /// The same, but only while memory is found for the stream that is.
@@ -284,14 +284,14 @@ pub fn stream_key(
 /// Has the driver never asked again for the identity of a stream that is never destroyed. No effect
 /// while the stream is captured: it cannot be asked for then.
 #[cold]
-pub fn keep_stream(
+pub fn add_permanent_stream(
     functions: &Functions,
     context: usize,
     permanent: &PermanentStreams,
     handle: u64,
 ) {
     if let Some(key) = created_stream(functions, context, handle) {
-        permanent.keep(handle, key.id);
+        permanent.insert(handle, key.id);
     }
 }
 
@@ -516,7 +516,7 @@ impl DriverGpu {
             foreign: HashMap::new(),
             foreign_events: HashMap::new(),
             beside_default: 0,
-            leftovers: Vec::new(),
+            pending_releases: Vec::new(),
             capturing: false,
             attending: false,
             wanted_on: None,
@@ -662,42 +662,45 @@ impl DriverGpu {
 
     /// Whether a mapping that the driver did not take down holds this: it goes after that. A chunk's memory
     /// is the device's again only without a mapping.
-    fn is_held(&self, what: Leftover) -> bool {
-        self.leftovers.iter().any(|left| match (*left, what) {
-            (Leftover::Mapping { chunk, .. }, Leftover::Chunk { handle, .. }) => {
-                chunk == Some(handle)
-            }
-            (Leftover::Mapping { address: at, .. }, Leftover::Addresses { address, size }) => {
-                (address..address + size).contains(&at)
-            }
-            _ => false,
-        })
+    fn is_held(&self, what: PendingRelease) -> bool {
+        self.pending_releases
+            .iter()
+            .any(|left| match (*left, what) {
+                (PendingRelease::Mapping { chunk, .. }, PendingRelease::Chunk { handle, .. }) => {
+                    chunk == Some(handle)
+                }
+                (
+                    PendingRelease::Mapping { address: at, .. },
+                    PendingRelease::Addresses { address, size },
+                ) => (address..address + size).contains(&at),
+                _ => false,
+            })
     }
 
     /// Gives something back, now or later.
-    fn give_back(&mut self, what: Leftover) {
+    fn give_back(&mut self, what: PendingRelease) {
         if self.is_held(what) {
-            self.leftovers.push(what);
+            self.pending_releases.push(what);
             return;
         }
         let status = match what {
-            Leftover::Chunk { handle, .. } => self.call(Call::Release, |f| {
+            PendingRelease::Chunk { handle, .. } => self.call(Call::Release, |f| {
                 // SAFETY: the pool created the chunk, and has forgotten it.
                 unsafe { (f.cuMemRelease)(handle) }
             }),
-            Leftover::Segment { address, .. } => self.call(Call::Free, |f| {
+            PendingRelease::Segment { address, .. } => self.call(Call::Free, |f| {
                 // SAFETY: the pool allocated the segment, and has forgotten it.
                 unsafe { (f.cuMemFree_v2)(address) }
             }),
-            Leftover::Mapping { address, size, .. } => self.call(Call::Unmap, |f| {
+            PendingRelease::Mapping { address, size, .. } => self.call(Call::Unmap, |f| {
                 // SAFETY: the pool made the mapping, and nothing uses it.
                 unsafe { (f.cuMemUnmap)(address, size as usize) }
             }),
-            Leftover::Addresses { address, size } => self.call(Call::FreeAddress, |f| {
+            PendingRelease::Addresses { address, size } => self.call(Call::FreeAddress, |f| {
                 // SAFETY: the pool reserved the range, has forgotten it, and nothing is mapped in it.
                 unsafe { (f.cuMemAddressFree)(address, size as usize) }
             }),
-            Leftover::Imported { address } => {
+            PendingRelease::Imported { address } => {
                 let _current = current(&self.functions, self.properties.context);
                 // SAFETY: opened once for each time that it is closed, and nothing uses it.
                 unsafe { (self.functions.cuIpcCloseMemHandle)(address) }
@@ -705,31 +708,35 @@ impl DriverGpu {
         };
         match what {
             // It went with its context. Asked again later, the driver would take back what is there by then.
-            Leftover::Segment { size, .. } if self.ended => self.ledger.give(size),
-            Leftover::Imported { .. } if self.ended => {}
-            _ if status != 0 => self.leftovers.push(what),
-            Leftover::Chunk { size, .. } | Leftover::Segment { size, .. } => self.ledger.give(size),
-            Leftover::Mapping { .. } | Leftover::Addresses { .. } | Leftover::Imported { .. } => {}
+            PendingRelease::Segment { size, .. } if self.ended => self.ledger.give(size),
+            PendingRelease::Imported { .. } if self.ended => {}
+            _ if status != 0 => self.pending_releases.push(what),
+            PendingRelease::Chunk { size, .. } | PendingRelease::Segment { size, .. } => {
+                self.ledger.give(size)
+            }
+            PendingRelease::Mapping { .. }
+            | PendingRelease::Addresses { .. }
+            | PendingRelease::Imported { .. } => {}
         }
     }
 
     /// Takes down what is mapped of another process's memory in a range that was reserved for it: its first
     /// `mapped` bytes. Nothing uses it any more.
     pub fn unmap_shared(&mut self, address: u64, mapped: u64, size: u64) {
-        self.give_back_leftovers();
+        self.retry_pending_releases();
         if mapped > 0 {
-            self.give_back(Leftover::Mapping {
+            self.give_back(PendingRelease::Mapping {
                 address,
                 size: mapped,
                 chunk: None,
             });
         }
-        self.give_back(Leftover::Addresses { address, size });
+        self.give_back(PendingRelease::Addresses { address, size });
     }
 
     /// Lets go of the handle of a chunk of another process's, which counts its bytes.
     pub fn release_shared(&mut self, chunk: Handle) {
-        self.give_back(Leftover::Chunk {
+        self.give_back(PendingRelease::Chunk {
             handle: chunk,
             size: 0,
         });
@@ -737,13 +744,13 @@ impl DriverGpu {
 
     /// Closes a plain segment of another process once.
     pub fn close_segment(&mut self, address: u64) {
-        self.give_back_leftovers();
-        self.give_back(Leftover::Imported { address });
+        self.retry_pending_releases();
+        self.give_back(PendingRelease::Imported { address });
     }
 
     /// Tries once more what could not be given back.
-    pub fn give_back_leftovers(&mut self) {
-        for what in std::mem::take(&mut self.leftovers) {
+    pub fn retry_pending_releases(&mut self) {
+        for what in std::mem::take(&mut self.pending_releases) {
             self.give_back(what);
         }
     }
@@ -773,7 +780,7 @@ impl Gpu for DriverGpu {
     }
 
     fn has_room(&mut self, size: u64) -> Result<(), Refusal> {
-        self.give_back_leftovers();
+        self.retry_pending_releases();
         match self.memory_info() {
             _ if !self.ledger.allows(size) => Err(Refusal::OverLimit),
             Some((free, _)) if free < size => Err(Refusal::OutOfMemory),
@@ -782,7 +789,7 @@ impl Gpu for DriverGpu {
     }
 
     fn create(&mut self, size: u64) -> Result<Handle, Refusal> {
-        self.give_back_leftovers();
+        self.retry_pending_releases();
         if !self.ledger.allows(size) {
             return Err(Refusal::OverLimit);
         }
@@ -806,7 +813,7 @@ impl Gpu for DriverGpu {
 
     fn release(&mut self, chunk: Handle, size: u64) {
         self.spans.remove_part(chunk);
-        self.give_back(Leftover::Chunk {
+        self.give_back(PendingRelease::Chunk {
             handle: chunk,
             size,
         });
@@ -822,7 +829,7 @@ impl Gpu for DriverGpu {
     }
 
     fn unreserve(&mut self, address: u64, size: u64) {
-        self.give_back(Leftover::Addresses { address, size });
+        self.give_back(PendingRelease::Addresses { address, size });
     }
 
     fn map(&mut self, address: u64, size: u64, chunk: Handle) -> Result<(), Refusal> {
@@ -835,7 +842,7 @@ impl Gpu for DriverGpu {
             result = self.set_access_one_by_one(address, size);
         }
         if result.is_err() {
-            self.give_back(Leftover::Mapping {
+            self.give_back(PendingRelease::Mapping {
                 address,
                 size,
                 chunk: Some(chunk),
@@ -855,7 +862,7 @@ impl Gpu for DriverGpu {
         if !self.ledger.allows(size) {
             return Err(Refusal::OverLimit);
         }
-        self.give_back_leftovers();
+        self.retry_pending_releases();
         let mut address = 0;
         // A capture on any stream forbids the call, unless this thread says that it knows better:
         // the memory is no part of the graph. PyTorch's allocator does the same.
@@ -873,7 +880,7 @@ impl Gpu for DriverGpu {
 
     fn free(&mut self, address: u64, size: u64) {
         self.spans.remove_part(address);
-        self.give_back(Leftover::Segment { address, size });
+        self.give_back(PendingRelease::Segment { address, size });
     }
 
     fn now(&self) -> u64 {
@@ -1044,7 +1051,7 @@ impl DriverGpu {
 
 impl Drop for DriverGpu {
     fn drop(&mut self) {
-        self.give_back_leftovers();
+        self.retry_pending_releases();
         self.drop_events(false);
     }
 }

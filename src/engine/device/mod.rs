@@ -25,30 +25,30 @@ mod stream_cache;
 mod supplier;
 mod uncached;
 
-pub use cuda_semantics::Usage;
+pub use cuda_semantics::MemoryInUse;
 pub use driver_gpu::thread_number;
 pub use figures::{Figures, set_torch_allocator};
-pub use ipc_memory::Shared;
+pub use ipc_memory::IpcBlock;
 pub use ledger::{Call, CallFigures};
 pub use oom_report::OutOfMemory;
-pub use permanent_streams::PermanentMap;
+pub use permanent_streams::InsertOnlyMap;
 pub use pool_checkpoint::NotRestored;
-pub use private_pools::{PoolId, Route};
+pub use private_pools::{PoolId, PoolRoute};
 pub use supplier::Supplier;
 
-use capture_reuse::{Branches, Users};
+use capture_reuse::{CaptureReuse, CaptureUsers};
 use depot::Depot;
 use magazine::Magazines;
 use oom_report::Bytes;
-use private_pools::{From, PrivatePools, Routed};
+use private_pools::{ActiveRoute, PrivatePools, Source};
 
 use crate::core::{
     Allocated, ArenaId, BLOCK, Live, Metadata, Origin, Policy, Pool, Refusal, SHARED_ARENA,
     Shortage, StreamKey, UNORDERED,
 };
 use crate::device::driver_gpu::{
-    DriverGpu, Events, Properties, created_stream, foreign_context, is_capturing, keep_stream,
-    stream_key,
+    DriverGpu, Events, Properties, add_permanent_stream, created_stream, foreign_context,
+    is_capturing, stream_key,
 };
 use crate::device::ledger::Ledger;
 use crate::device::live_streams::LiveStreams;
@@ -79,12 +79,12 @@ struct State {
     private: PrivatePools,
     /// Who supplied which segment, by address.
     suppliers: HashMap<u64, Arc<dyn Supplier>>,
-    routes: Vec<Routed>,
+    routes: Vec<ActiveRoute>,
     /// Blocks that wait for no one stream.
     depot: Depot,
     /// Streams of one capture that use a block in use, where no others do.
-    users: HashMap<u64, Users>,
-    branches: Branches,
+    capture_users: HashMap<u64, CaptureUsers>,
+    capture_reuse: CaptureReuse,
     history: History,
     /// How many blocks had ever been handed out and taken back when idle memory was last looked after,
     /// and since when it has been so many.
@@ -206,8 +206,8 @@ impl Device {
             suppliers: HashMap::new(),
             routes: Vec::new(),
             depot: Depot::new(total),
-            users: HashMap::new(),
-            branches: Branches::new(settings.graph_capture_record_stream_reuse),
+            capture_users: HashMap::new(),
+            capture_reuse: CaptureReuse::new(settings.graph_capture_record_stream_reuse),
             history: History::default(),
             seen: (0, Duration::ZERO),
         };
@@ -271,9 +271,9 @@ impl Device {
 
     /// The stream (by handle), which is one of this device's, is never destroyed: the driver is asked for
     /// it once more at most.
-    pub fn keep_stream(&self, stream: u64) {
+    pub fn add_permanent_stream(&self, stream: u64) {
         let context = self.properties.context;
-        keep_stream(&self.functions, context, &self.permanent, stream);
+        add_permanent_stream(&self.functions, context, &self.permanent, stream);
         self.add_stream(stream);
     }
 
@@ -300,7 +300,7 @@ impl Device {
     /// knows nothing of private pools, as a library does not that calls cudaMalloc while a thread's tensors
     /// go to one, and has figures of its own.
     #[inline(always)]
-    pub fn allocate_for(&self, size: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
+    pub fn allocate_on_stream(&self, size: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
         self.allocate_along(size, key, Origin::Cuda)
     }
 
@@ -393,10 +393,10 @@ impl Device {
         let arena = match self.routed.load(Relaxed) && origin == Origin::Allocator {
             false => SHARED_ARENA,
             true => match self.routed(&mut state, key.handle) {
-                From::Arena(arena) => arena,
-                From::Restored(address) => return Ok(address),
-                From::Driver => return self.allocate_uncached(&mut state, size),
-                From::Nothing => {
+                Source::Arena(arena) => arena,
+                Source::Restored(address) => return Ok(address),
+                Source::Driver => return self.allocate_uncached(&mut state, size),
+                Source::Nothing => {
                     let size = size as u64;
                     let shortage = state
                         .pool
@@ -520,10 +520,10 @@ impl Device {
         }
         if result.is_err() && arena == SHARED_ARENA {
             // All that is free is idle now, if that could be waited for.
-            let mut lent = state.private.iter().filter(|it| it.lent);
+            let mut fallbacks = state.private.iter().filter(|it| it.use_on_oom);
             let pool = &mut state.pool;
-            let block =
-                lent.find_map(|it| pool.allocate_free(rounded, requested, key, it.arena, origin));
+            let block = fallbacks
+                .find_map(|it| pool.allocate_free(rounded, requested, key, it.arena, origin));
             result = block.map_or(result, Ok);
         }
         result
@@ -613,7 +613,7 @@ impl Device {
                 .of(live.list)
                 .freed(address, live.requested),
         }
-        if state.users.is_empty() {
+        if state.capture_users.is_empty() {
             state.pool.free_live(live);
         } else {
             self.free_used(state, address, live);
@@ -640,10 +640,10 @@ impl Device {
     #[inline(never)]
     fn free_used(&self, state: &mut State, address: u64, live: Live) {
         let shared = state.pool.shares(&live);
-        let users = state.users.remove(&address);
+        let users = state.capture_users.remove(&address);
         state.pool.free_live(live);
         if shared && let Some(users) = users {
-            self.note_branches(state, &live, &users);
+            self.defer_in_capture(state, &live, &users);
         }
     }
 
@@ -673,8 +673,8 @@ impl Device {
         if state.pool.owner_of(&live) == UNORDERED {
             return Ok(());
         }
-        let recorded = match state.branches.reuse() {
-            true => self.record_user(&mut state, address, key),
+        let recorded = match state.capture_reuse.reuse() {
+            true => self.record_use_in_capture(&mut state, address, key),
             false => state.pool.record_use(address, key),
         };
         recorded.map_err(|_| UnknownPointer)
@@ -682,13 +682,13 @@ impl Device {
 
     /// The state with every block that is not in use in the pool, or set aside behind the device's lock,
     /// and all counters up to date.
-    fn settled(&self) -> Guard<'_, State> {
+    fn lock_flushed(&self) -> Guard<'_, State> {
         let mut state = self.state.lock();
-        self.empty_all(&mut state);
+        self.flush_caches(&mut state);
         state
     }
 
-    fn empty_all(&self, state: &mut State) {
+    fn flush_caches(&self, state: &mut State) {
         let State { depot, pool, .. } = state;
         self.stream_caches.clear_all(None, pool);
         self.magazines.empty(depot, pool);
@@ -699,22 +699,22 @@ impl Device {
     /// keeps beside its pools goes back, too.
     pub fn empty_cache(&self) {
         external_cache::give_back();
-        let mut state = self.settled();
+        let mut state = self.lock_flushed();
         let waits = state.pool.tally().syncs;
         state.pool.trim_all(None);
-        state.pool.gpu_mut().give_back_leftovers();
+        state.pool.gpu_mut().retry_pending_releases();
         // Counted as a wait even where there was nothing to wait for, as PyTorch's own allocator counts it.
         let tally = state.pool.tally_mut();
         tally.syncs = tally.syncs.max(waits + 1);
     }
 
     /// Gives back of its pool what nothing uses any more, as far as is known now. Never waits for the GPU.
-    pub fn give_idle_back(&self) {
-        let mut state = self.settled();
+    pub fn release_idle(&self) {
+        let mut state = self.lock_flushed();
         let State { depot, pool, .. } = &mut *state;
         depot.give_back_passed(pool);
         pool.trim_idle();
-        pool.gpu_mut().give_back_leftovers();
+        pool.gpu_mut().retry_pending_releases();
     }
 
     /// Looks after idle memory, as is to be done now and then: whole free chunks that nobody has used
@@ -722,7 +722,7 @@ impl Device {
     /// Never waits for the GPU. True if it is to be called again at once: each call keeps the device
     /// locked only for a few chunks.
     pub fn purge_idle(&self, now: Duration, patience: Duration) -> bool {
-        let mut state = self.settled();
+        let mut state = self.lock_flushed();
         let seen = [Origin::Allocator, Origin::Cuda].map(|origin| {
             let of = &state.pool.counters_of(origin).all.allocation;
             of.allocated + of.freed
@@ -744,14 +744,14 @@ impl Device {
 
     /// Bytes of the block that starts at `address`, if it is in use.
     pub fn size_of(&self, address: u64) -> Option<u64> {
-        let state = self.settled();
+        let state = self.lock_flushed();
         let of_driver = || state.blocks.get(&address).copied();
         state.pool.size_of(address).or_else(of_driver)
     }
 
     /// Start and size of what the block that starts at `address`, if it is in use, is part of to CUDA.
     pub fn base_of(&self, address: u64) -> Option<(u64, u64)> {
-        let state = self.settled();
+        let state = self.lock_flushed();
         let of_driver = || Some((address, *state.blocks.get(&address)?));
         let size = match state.pool.size_of(address) {
             Some(size) => size,
@@ -784,7 +784,7 @@ impl Device {
     /// Follows what a running program may change of its settings. Blocks in use keep their sizes.
     pub(crate) fn follow(&self, settings: &Settings) {
         // What lies on stream caches was rounded another way.
-        let mut state = self.settled();
+        let mut state = self.lock_flushed();
         state.round_up = settings.round_up;
         Device::set_capture_reuse(&mut state, settings.graph_capture_record_stream_reuse);
     }
@@ -792,10 +792,10 @@ impl Device {
     /// Bytes of the largest block that a request could get now, as far as can be told beforehand: the
     /// largest free range, or what the limit and the device leave to grow by.
     pub fn largest_obtainable(&self) -> u64 {
-        let state = self.settled();
+        let state = self.lock_flushed();
         let reserved = state.pool.counters().all.reserved_bytes.current;
         let device = state.pool.gpu().memory_info().map_or(0, |(free, _)| free);
-        let limit = self.ledger.limit().saturating_sub(self.ledger.outside());
+        let limit = self.ledger.limit().saturating_sub(self.ledger.unpooled());
         let growth = device.min(limit.saturating_sub(reserved));
         growth.max(state.pool.largest_free())
     }
@@ -825,7 +825,7 @@ impl Device {
 
     /// Walks the pool's invariants; for tests.
     pub fn check(&self) -> Result<(), String> {
-        self.settled().pool.check().map_err(|broken| broken.0)
+        self.lock_flushed().pool.check().map_err(|broken| broken.0)
     }
 }
 

@@ -187,5 +187,5 @@ pub fn change_settings(text: &str) {
 /// was recorded before if `clear`. Devices that are opened later do the same.
 pub fn record_history(plan: Option<Plan>, clear: bool) {
     history::set_plan(plan);
-    devices_in_use().for_each(|device| device.follow_plan(clear));
+    devices_in_use().for_each(|device| device.follow_recording_plan(clear));
 }

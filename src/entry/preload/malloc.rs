@@ -212,12 +212,12 @@ fn free_elsewhere(allocator: &Allocator, here: Option<&Device>, address: u64) ->
 #[inline]
 fn free_here(allocator: &Allocator, device: &Device, address: u64) -> Answer {
     let freed = match allocator.settings().free {
-        _ if is_broken("wait") => device.free_idle(address),
-        Free::Relaxed if is_broken("relaxed") => device.free_idle(address),
+        _ if is_broken("wait") => device.free_completed(address),
+        Free::Relaxed if is_broken("relaxed") => device.free_completed(address),
         _ => match device.synchronize_as_free() {
             // What is set aside was freed before.
-            0 if is_relaxed() && !device.knows(address) => return None,
-            0 => device.free_idle(address),
+            0 if is_relaxed() && !device.is_allocated(address) => return None,
+            0 => device.free_completed(address),
             status => {
                 let found = device.find(address).filter(|it| it.start == address);
                 return found.map(|_| status);

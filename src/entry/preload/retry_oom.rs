@@ -116,7 +116,7 @@ fn give_back(step: Step, is_here: impl Fn(&Device) -> bool) -> bool {
         .flat_map(|it| it.devices_in_use());
     for device in devices {
         match (step, is_here(device)) {
-            (Step::Idle, true) | (Step::IdleElsewhere, false) => device.give_idle_back(),
+            (Step::Idle, true) | (Step::IdleElsewhere, false) => device.release_idle(),
             (Step::Freed, true) => {
                 device.reclaim_deferred();
                 device.empty_cache();

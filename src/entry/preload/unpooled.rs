@@ -33,10 +33,12 @@ pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
     let bytes = bytes as u64;
     // Nothing may wait in a capture.
     let may_wait = !stream_capture::is_on();
-    if !device.admit_outside(bytes, may_wait) {
+    if !device.reserve_unpooled(bytes, may_wait) {
         // What the pool keeps cannot go back in a capture, but be handed out.
         let kept = !may_wait && !is_shareable();
-        let block = kept.then(|| device.allocate_idle(bytes as usize)).flatten();
+        let block = kept
+            .then(|| device.allocate_completed(bytes as usize))
+            .flatten();
         let Some(block) = block else {
             return Some(OUT_OF_MEMORY);
         };
@@ -52,7 +54,7 @@ pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
             let address = unsafe { *address };
             change(|blocks| blocks.insert(address, (device.ordinal(), bytes)));
         }
-        _ => device.dismiss_outside(bytes),
+        _ => device.release_unpooled(bytes),
     }
     Some(status)
 }
@@ -73,7 +75,7 @@ fn free_counted(address: u64, free: impl FnOnce() -> u32) -> Answer {
     let (ordinal, bytes) = change(|blocks| blocks.remove(&address))?;
     let status = free();
     match device(ordinal) {
-        Some(device) if status == 0 => device.dismiss_outside(bytes),
+        Some(device) if status == 0 => device.release_unpooled(bytes),
         _ => _ = change(|blocks| blocks.insert(address, (ordinal, bytes))),
     }
     Some(status)
@@ -91,7 +93,7 @@ pub fn forget(ordinal: i32) {
         bytes
     });
     if let Some(device) = device(ordinal) {
-        device.dismiss_outside(bytes);
+        device.release_unpooled(bytes);
     }
 }
 

@@ -23,7 +23,7 @@ pub use attach::{ATTACH, attach_unless_done, is_attached};
 use super::{panic_guard::guard, preload};
 use concertina_engine::device::Device;
 use concertina_engine::device::OutOfMemory;
-use concertina_engine::device::Route;
+use concertina_engine::device::PoolRoute;
 use concertina_engine::process::allocator::allocator_in_use;
 use concertina_engine::process::ready_devices::add_ready_device;
 use concertina_engine::process::ready_devices::ready_device;
@@ -469,7 +469,7 @@ pub unsafe extern "C" fn concertina_begin_allocate_to_pool(
             return;
         };
         let filter = Box::new(move |stream| filter.claims(stream));
-        device.begin_pool(Route {
+        device.begin_pool(PoolRoute {
             pool: (pool.graph, pool.user),
             filter,
         });

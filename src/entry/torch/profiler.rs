@@ -4,7 +4,7 @@ use super::symbols::Library;
 use super::{PROFILED, may_listen, set_listening};
 use crate::entry::panic_guard::guard;
 use concertina_engine::device::Device;
-use concertina_engine::device::Usage;
+use concertina_engine::device::MemoryInUse;
 use std::ffi::c_void;
 use std::mem::transmute;
 use std::sync::OnceLock;
@@ -110,8 +110,8 @@ pub fn report_out_of_memory(device: &Device, size: usize) {
     }
 }
 
-fn usage(device: &Device) -> Usage {
-    guard(Usage::default(), || device.usage())
+fn usage(device: &Device) -> MemoryInUse {
+    guard(MemoryInUse::default(), || device.usage())
 }
 
 fn cxx(device: &Device) -> CxxDevice {

@@ -11,7 +11,7 @@ use super::symbols::{Library, member};
 use super::{CUstream_st, allocate, each_device, give_back, is_watched, memory_stats, release};
 use crate::entry::panic_guard::guard;
 use concertina_engine::device::Device;
-use concertina_engine::device::PermanentMap;
+use concertina_engine::device::InsertOnlyMap;
 use concertina_engine::device::owner_hint;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
@@ -146,7 +146,7 @@ impl Functions {
 }
 
 /// The handles of streams that PyTorch keeps, by number and device.
-static HANDLES: PermanentMap<2048> = PermanentMap::new();
+static HANDLES: InsertOnlyMap<2048> = InsertOnlyMap::new();
 
 /// The handle of one of PyTorch's streams. The default stream's number is 0 and its handle null. Those that
 /// PyTorch makes it never destroys, and numbers as it likes; the number of one that it was given is its
@@ -172,8 +172,8 @@ fn ask_handle(ask: Handle, stream: CxxStream, key: u64) -> *mut CUstream_st {
             let device = memory_stats::used(stream.device[1].into());
             // Before the device is taken up there is nobody to tell.
             if let Some(device) = device {
-                device.keep_stream(handle as u64);
-                HANDLES.keep(key, handle as u64);
+                device.add_permanent_stream(handle as u64);
+                HANDLES.insert(key, handle as u64);
             }
         });
     }
