@@ -273,3 +273,35 @@ fn many_threads_and_those_who_look() {
     assert_eq!(figures.all.allocation.allocated, 4 * turns);
     finish(&bench);
 }
+
+#[test]
+fn relaxed_free_accounts_rounded_sizes() {
+    let text = "roundup_power2_divisions:4";
+    let lookup = |name: &str| (name == "PYTORCH_CUDA_ALLOC_CONF").then(|| text.to_string());
+    let (settings, complaints) = Settings::from_lookup(lookup);
+    assert!(complaints.is_empty());
+    let bench = Bench::new(Settings {
+        free: Free::Relaxed,
+        ..settings
+    });
+    let (gpu, device) = (&bench.gpu, bench.device());
+    // Just above a power of two: a quarter more is handed out.
+    let size = (MIB + 512) as usize;
+    let bytes = device.block_size(size);
+    assert_eq!(bytes, MIB + MIB / 4);
+    // More than a magazine batches, so that some go to the depot.
+    for turn in 1..=3 {
+        let blocks = (0..200).map(|_| device.allocate_relaxed(size).expect("memory"));
+        let blocks: Vec<u64> = blocks.collect();
+        assert_eq!(live(device), 200 * bytes, "turn {turn}");
+        let allocated = device.figures().of_cuda.all.allocated_bytes;
+        assert_eq!(allocated.allocated, turn * 200 * bytes);
+        for block in blocks {
+            assert_eq!(device.size_of(block), Some(bytes));
+            assert_eq!(device.free_relaxed(block), Ok(()));
+        }
+        assert_eq!(live(device), 0, "turn {turn}");
+        gpu.settle();
+    }
+    finish(&bench);
+}

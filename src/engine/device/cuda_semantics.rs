@@ -1,9 +1,7 @@
 //! What a program's own CUDA calls ask of a device: memory as `cudaMalloc` and `cudaMallocAsync` hand
 //! it out, and what can be asked about it.
 
-use crate::core::{
-    ALL_STREAMS, Allocation, Found, Gpu, Origin, SHARED_ARENA, StreamKey, UNORDERED,
-};
+use crate::core::{ALL_STREAMS, Allocation, Found, Origin, SHARED_ARENA, StreamKey, UNORDERED};
 use crate::device::captures;
 use crate::device::depot::DeferredBlock;
 use crate::device::driver_gpu::{
@@ -33,6 +31,13 @@ impl Device {
         self.properties.context
     }
 
+    /// [`Device::allocate`] for CUDA's functions, on a stream whose key is known. Never from a private pool: a
+    /// library that calls cudaMalloc knows nothing of the pool that a thread's tensors go to.
+    #[inline(always)]
+    pub fn allocate_on_stream(&self, size: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
+        self.allocate_block(size, key, Origin::Cuda)
+    }
+
     /// Hands out `size` bytes that any stream may use at once.
     #[inline]
     pub fn allocate_unordered(&self, size: usize) -> Result<u64, Box<OutOfMemory>> {
@@ -42,7 +47,7 @@ impl Device {
     /// Takes back a block that no work uses any more: the caller has waited for it.
     #[inline]
     pub fn free_completed(&self, address: u64) -> Result<(), UnknownPointer> {
-        self.free_to_cache(address, CacheKey::of(UNORDERED, Origin::Cuda))
+        self.free_cached(address, CacheKey::of(UNORDERED, Origin::Cuda))
     }
 
     /// The same, from blocks that were set aside first ([`Device::free_relaxed`]); where there is no other
@@ -76,36 +81,16 @@ impl Device {
                 return Ok(block.address);
             }
         }
-        let address = match self.allocate_without_cache(size, UNORDERED, Origin::Cuda) {
-            Err(_) if self.reclaim_deferred() => {
-                self.allocate_without_cache(size, UNORDERED, Origin::Cuda)
-            }
-            block => block,
-        }?;
+        let address = self.allocate_block(size, UNORDERED, Origin::Cuda)?;
         let mut state = self.state.lock();
         let mut own = self.magazines.own();
         let live = state.pool.find_live(address);
         if let Some(live) = live.filter(|it| state.pool.owner_of(it) == UNORDERED) {
+            let block = DeferredBlock::new(address, live, &state.pool);
             let holders = &mut state.depot.holders;
-            own.know(
-                DeferredBlock { address, live },
-                self.magazines.share(),
-                holders,
-            );
+            own.know(block, self.magazines.share(), holders);
         }
         Ok(address)
-    }
-
-    /// Waits until all that was set aside is idle, and gives it to the pool. False where there was
-    /// nothing, or waiting is not possible.
-    pub fn reclaim_deferred(&self) -> bool {
-        let mut state = self.lock_flushed();
-        let State { depot, pool, .. } = &mut *state;
-        let waited = depot.bytes() > 0 && pool.gpu_mut().synchronize();
-        if waited {
-            depot.give_back(pool);
-        }
-        waited
     }
 
     /// Takes back a block that work on any stream may still use: it is handed out again, for a request
@@ -143,11 +128,11 @@ impl Device {
             drop(state);
             return self.free_deferred(address);
         }
-        if !self.forget(&mut state, &live, address) {
+        if !self.forget_cached(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         let State { depot, pool, .. } = &mut *state;
-        match depot.put(DeferredBlock { address, live }, pool) {
+        match depot.put(DeferredBlock::new(address, live, pool), pool) {
             true => Ok(()),
             false => Err(UnknownPointer),
         }
@@ -158,7 +143,7 @@ impl Device {
     pub fn free_deferred(&self, address: u64) -> Result<(), UnknownPointer> {
         let mut state = self.state.lock();
         let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
-        if state.is_deferred(&live) || !self.forget(&mut state, &live, address) {
+        if state.is_deferred(&live) || !self.forget_cached(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         state.capture_users.remove(&address);
@@ -194,7 +179,7 @@ impl Device {
         key: StreamKey,
     ) -> Result<(), UnknownPointer> {
         let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
-        if state.is_deferred(&live) || !self.forget(&mut state, &live, address) {
+        if state.is_deferred(&live) || !self.forget_cached(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         state.capture_users.remove(&address);
@@ -315,8 +300,7 @@ impl Device {
     pub fn reserve_unpooled(&self, bytes: u64, may_wait: bool) -> bool {
         let ledger = &self.ledger;
         if may_wait && !ledger.allows(bytes) {
-            self.reclaim_deferred();
-            self.empty_cache();
+            self.release_all();
         }
         let _state = self.state.lock();
         let admitted = ledger.allows(bytes);
@@ -330,11 +314,10 @@ impl Device {
     /// a capture. `None` where there is none.
     pub fn allocate_completed(&self, size: usize) -> Option<u64> {
         let mut state = self.lock_flushed();
-        let (requested, rounded) = (size as u64, state.round_up.round_up(size) as u64);
+        let (requested, bytes) = (size as u64, state.block_size(size));
         let pool = &mut state.pool;
         let capturing = replace(&mut pool.gpu_mut().capturing, true);
-        let allocated =
-            pool.allocate_free(rounded, requested, UNORDERED, SHARED_ARENA, Origin::Cuda);
+        let allocated = pool.allocate_free(bytes, requested, UNORDERED, SHARED_ARENA, Origin::Cuda);
         pool.gpu_mut().capturing = capturing;
         allocated.map(|it| it.address)
     }
@@ -394,7 +377,7 @@ impl Device {
         for block in blocks {
             exported::revoke(block.start);
             while let Some(live) = state.pool.find_live(block.start) {
-                if self.forget(&mut state, &live, block.start) {
+                if self.forget_cached(&mut state, &live, block.start) {
                     state.pool.free_live(live);
                 } else {
                     // Freed since, it lies on a stream cache or in a magazine, which would hand it out once more.

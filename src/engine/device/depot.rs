@@ -5,24 +5,36 @@
 //! the same size once it has passed: an event costs more than a pair of calls may. To the pool they are
 //! in use meanwhile, and marked as shared.
 
-use crate::core::{ALL_STREAMS, Class, Event, Gpu, Live, Origin, Pool, block_size};
+use crate::core::{ALL_STREAMS, Class, Event, Gpu, Live, Origin, Pool};
 use crate::device::driver_gpu::DriverGpu;
 use crate::device::magazine::{BATCH, Holders};
 use crate::device::stream_cache::spread;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A block that was given back.
+/// A block that the program has freed, or that a magazine may get when it is.
 #[derive(Clone, Copy)]
 pub struct DeferredBlock {
     pub address: u64,
     pub live: Live,
+    size: u64,
 }
 
 impl DeferredBlock {
+    /// A block in use, which was looked up since the pool was last changed.
+    pub fn new(address: u64, live: Live, pool: &Pool<DriverGpu>) -> Self {
+        DeferredBlock {
+            address,
+            live,
+            // As the pool accounts it, whatever sizes were rounded up to when it was allocated.
+            size: pool.size_of(address).unwrap_or(live.requested),
+        }
+    }
+
+    /// Bytes of the block.
     #[inline]
     pub fn size(&self) -> u64 {
-        block_size(self.live.requested)
+        self.size
     }
 }
 

@@ -101,7 +101,7 @@ impl Device {
     /// Whether the private pool has room for the request in memory that any stream may use, as it may once
     /// the device was waited for.
     fn has_idle(&self, shortage: &OutOfMemory) -> bool {
-        let size = self.rounded(shortage.shortage.asked as usize);
+        let size = self.block_size(shortage.shortage.asked as usize);
         let state = self.state.lock();
         let private = state.private(shortage.pool);
         private.is_some_and(|it| state.pool.has_idle(size, it.arena))

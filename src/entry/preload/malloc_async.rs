@@ -144,10 +144,7 @@ fn bytes_in_order(device: &Device) -> u64 {
 /// A block for the stream; where there is no other memory, after waiting for what was set aside.
 #[inline]
 fn block(device: &Device, bytes: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
-    match device.allocate_on_stream(bytes, key) {
-        Err(_) if device.reclaim_deferred() => device.allocate_on_stream(bytes, key),
-        block => block,
-    }
+    device.allocate_on_stream(bytes, key)
 }
 
 /// The default pool of a device.

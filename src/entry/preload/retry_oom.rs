@@ -117,10 +117,7 @@ fn give_back(step: Step, is_here: impl Fn(&Device) -> bool) -> bool {
     for device in devices {
         match (step, is_here(device)) {
             (Step::Idle, true) | (Step::IdleElsewhere, false) => device.release_idle(),
-            (Step::Freed, true) => {
-                device.reclaim_deferred();
-                device.empty_cache();
-            }
+            (Step::Freed, true) => device.release_all(),
             _ => {}
         }
     }

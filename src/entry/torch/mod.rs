@@ -145,20 +145,20 @@ unsafe extern "C-unwind" fn allocate(
 /// own is asked of that, which may throw.
 #[cold]
 fn supply(
-    mut found: Result<*mut c_void, Option<Box<OutOfMemory>>>,
+    found: Result<*mut c_void, Option<Box<OutOfMemory>>>,
     size: usize,
     device: c_int,
     stream: *mut CUstream_st,
 ) -> Result<*mut c_void, Option<Box<OutOfMemory>>> {
-    // Another thread may be quicker to use it.
-    while let Err(Some(shortage)) = found {
-        let Some(here) = memory_stats::used(device) else {
-            return Err(Some(shortage));
-        };
-        here.supply(shortage).map_err(Some)?;
-        found = guard(Err(None), || obtain(size, device, stream));
+    let Err(Some(shortage)) = found else {
+        return found;
+    };
+    match memory_stats::used(device) {
+        Some(here) => here.retry_supplied(shortage, || {
+            guard(Err(None), || obtain(size, device, stream))
+        }),
+        None => Err(Some(shortage)),
     }
-    found
 }
 
 /// What PyTorch calls in place of [`concertina_free`].
@@ -247,7 +247,7 @@ fn tell_freed(pointer: *mut c_void, size: usize, device: c_int) {
 fn of_whom(pointer: *mut c_void, size: usize, device: c_int) -> Option<(&'static Device, i64)> {
     guard(None, || {
         let here = memory_stats::used(device).filter(|_| !pointer.is_null())?;
-        Some((here, here.rounded(size) as i64))
+        Some((here, here.block_size(size) as i64))
     })
 }
 
