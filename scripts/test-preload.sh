@@ -202,12 +202,12 @@ for index in "${!watched[@]}"; do
 done
 [ -z "$sanitizer" ] || echo "compute-sanitizer: $flawless of ${#watched[@]} ran to their end, and nothing was found"
 
-# What relaxed frees promise shows in no comparison.
+# What free:relaxed promises shows in no comparison.
 for runtime in shared static; do
-    [ ${#only[@]} -eq 0 ] || [[ " ${only[*]} " == *" relaxed "* ]] || continue
-    name="relaxed, $runtime runtime"
-    if build relaxed "$runtime" &&
-        CONCERTINA_CONF=free:relaxed LD_PRELOAD=$library timeout 120 "$work/relaxed-$runtime" \
+    [ ${#only[@]} -eq 0 ] || [[ " ${only[*]} " == *" free_relaxed "* ]] || continue
+    name="free_relaxed, $runtime runtime"
+    if build free_relaxed "$runtime" &&
+        CONCERTINA_CONF=free:relaxed LD_PRELOAD=$library timeout 120 "$work/free_relaxed-$runtime" \
             >"$work/relaxed" 2>&1 &&
         [ "$(grep -c '^returned at once: 1$' "$work/relaxed")" -eq 20 ] &&
         [ "$(grep -c '^read what it held: 1$' "$work/relaxed")" -eq 20 ]; then

@@ -60,6 +60,7 @@ step tests env RUST_TEST_THREADS=$((2 * $(nproc))) cargo test --locked --workspa
 step quickstart scripts/quickstart.sh --sim
 step PyTorch python3 tests/torch/run.py
 step "PyTorch, preloaded" python3 tests/torch/run.py --attach run
+step "PyTorch, newest" python3 tests/torch/run.py --torch 2.15.0 --core
 step wheel python3 tests/wheel.py
 step "documented traces" scripts/traces.py --check
 step "documented measurements" python3 tests/bench/bench.py --check

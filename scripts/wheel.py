@@ -11,6 +11,7 @@ import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MODULE = ROOT / "scripts/concertina"
+HEADER = ROOT / "include/concertina.h"
 LICENCES = sorted(ROOT.glob("LICENSE-*"))
 # The same wheel from the same files: the least time that an archive can tell.
 TIME = (1980, 1, 1, 0, 0, 0)
@@ -32,6 +33,7 @@ def main():
     sources = sorted(MODULE.rglob("*.py"))
     files = {f"concertina/{path.relative_to(MODULE)}": path.read_bytes() for path in sources}
     files["concertina/libconcertina.so"] = library.read_bytes()
+    files["concertina/include/concertina.h"] = HEADER.read_bytes()
     files[f"{data}/scripts/concertina"] = command.read_bytes()
     files |= {f"{info}/licenses/{path.name}": path.read_bytes() for path in LICENCES}
     files[f"{info}/METADATA"] = metadata(version).encode()

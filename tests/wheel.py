@@ -177,6 +177,15 @@ class WithoutTorch(Installed):
         self.assertEqual((said, status), ("", 0))
         self.assertEqual(out.strip(), str(self.packages / "concertina/libconcertina.so"))
 
+    def test_the_header(self):
+        """It comes with the module, which says where it is."""
+        code = "import concertina; print(concertina.get_include())"
+        out, said, status = self.run_("python", "-c", code)
+        self.assertEqual((said, status), ("", 0))
+        header = pathlib.Path(out.strip(), "concertina.h")
+        self.assertEqual(header.parent, self.packages / "concertina/include")
+        self.assertEqual(header.read_text(), (ROOT / "include/concertina.h").read_text())
+
     def test_the_command_of_other_layouts(self):
         """The command and the module find what came with them."""
         target = self.work / "target"

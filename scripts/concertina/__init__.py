@@ -10,7 +10,7 @@ Call it before anything uses the GPU. ``concertina.is_active()`` says whether it
 import os
 import sys
 
-__all__ = ["install", "is_active", "stats", "dump_stats", "library"]
+__all__ = ["install", "is_active", "stats", "dump_stats", "library", "get_include"]
 __version__ = "0.1.0"
 
 _HERE = os.path.dirname(os.path.realpath(__file__))
@@ -43,6 +43,17 @@ def library():
         f"libconcertina.so is neither at {beside} nor at {built}: "
         "build it with `cargo build --release`, or name it in CONCERTINA_LIBRARY"
     )
+
+
+def get_include():
+    """The directory of ``concertina.h``, for ``-I`` of a C compiler: the one in this module, else the one in
+    this source tree."""
+    installed = os.path.join(_HERE, "include")
+    source = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "include")
+    for path in (installed, source):
+        if os.path.exists(os.path.join(path, "concertina.h")):
+            return path
+    raise FileNotFoundError(f"concertina.h is neither in {installed} nor in {source}")
 
 
 def _load():

@@ -8,7 +8,7 @@
 
 #![allow(dead_code, reason = "the modules serve others too")]
 
-#[path = "../device/random.rs"]
+#[path = "../device/harness/random.rs"]
 mod random;
 #[path = "../workloads/replay.rs"]
 mod replay;

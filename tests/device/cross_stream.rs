@@ -1,9 +1,172 @@
-//! Cross-stream reuse: a stream waits only for work that had been submitted when the memory was freed, on the
-//! streams that used it. What is submitted later may itself wait for the waiting stream, as a receive that
-//! is posted first waits for what has yet to be sent.
+//! Cross-stream reuse: a stream takes memory that another has freed, and waits on the GPU for the work that had
+//! been submitted when it was freed, and for no more: work that is submitted afterwards may itself wait for the
+//! waiting stream, as a receive that is posted first waits for a send.
+
+use crate::harness::gpu::{Bench, Held, KIB, MIB};
+use crate::record_stream::overlap;
+use concertina_engine::settings::Settings;
+
+/// A block that was filled with ones and freed on a stream whose work is held back.
+pub fn freed_while_its_stream_works(bench: &Bench, size: u64, stream: u64) -> (u64, Held) {
+    let block = bench.allocate(size, stream);
+    let held = bench.gpu.hold(&[stream]);
+    bench.gpu.fill(block, size, 1, stream);
+    bench.free(block);
+    (block, held)
+}
+
+/// Rather than hold more memory, one stream takes what another freed, and is made to wait for it on the
+/// GPU; the host waits for nothing.
+#[test]
+fn cross_stream_reuse_waits_on_the_gpu_for_the_stream_that_freed() {
+    let bench = Bench::new(Settings::default());
+    let (gpu, size) = (&bench.gpu, 32 * MIB);
+    let (a, b) = (gpu.stream(), gpu.stream());
+    let (first, held) = freed_while_its_stream_works(&bench, size, a);
+    let reserved = bench.reserved();
+    let second = bench.allocate(size, b);
+    assert!(overlap(first, second, size));
+    assert_eq!(bench.reserved(), reserved);
+    assert_eq!(bench.calls("cuStreamWaitEvent"), 1);
+    gpu.fill(second, size, 2, b);
+    // What the stream waits for already, it need not be made to wait for again.
+    bench.free(second);
+    let second = bench.allocate(size, b);
+    gpu.fill(second, size, 3, b);
+    assert_eq!(bench.calls("cuStreamWaitEvent"), 1);
+    assert_eq!(bench.device().check(), Ok(()));
+    held.release();
+    gpu.expect(second, size, 3, b);
+    bench.free(second);
+    bench.finish();
+}
+
+/// With `stream_waits:False` memory is only had once the work is done.
+#[test]
+fn cross_stream_reuse_with_stream_waits_off() {
+    let bench = Bench::new(Settings {
+        stream_waits: false,
+        ..Settings::default()
+    });
+    let (gpu, size) = (&bench.gpu, 32 * MIB);
+    let (a, b) = (gpu.stream(), gpu.stream());
+    let (first, held) = freed_while_its_stream_works(&bench, size, a);
+    let second = bench.allocate(size, b);
+    assert!(!overlap(first, second, size));
+    gpu.fill(second, size, 2, b);
+    gpu.synchronize(b);
+    held.release();
+    let third = bench.allocate(size, b);
+    assert_eq!(third, first);
+    assert_eq!(bench.calls("cuStreamWaitEvent"), 0);
+    gpu.expect(second, size, 2, b);
+    bench.free(second);
+    bench.free(third);
+    bench.finish();
+}
+
+/// The free blocks of several streams, each too small, are put together behind a wait for all of them.
+#[test]
+fn cross_stream_reuse_remaps_chunks_of_several_streams() {
+    let bench = Bench::new(Settings::default());
+    let (gpu, size) = (&bench.gpu, 16 * MIB);
+    let streams: [u64; 4] = std::array::from_fn(|_| gpu.stream());
+    let wanting = gpu.stream();
+    let (mut blocks, mut walls) = (Vec::new(), Vec::new());
+    for stream in streams {
+        blocks.push(bench.allocate(size, stream));
+        walls.push(bench.allocate(2 * MIB, stream));
+    }
+    let held = gpu.hold(&streams);
+    for (block, stream) in blocks.into_iter().zip(streams) {
+        gpu.fill(block, size, 1, stream);
+        bench.free(block);
+    }
+    let reserved = bench.reserved();
+    let whole = bench.allocate(4 * size, wanting);
+    assert_eq!(bench.reserved(), reserved);
+    gpu.fill(whole, 4 * size, 2, wanting);
+    assert_eq!(bench.device().check(), Ok(()));
+    held.release();
+    gpu.expect(whole, 4 * size, 2, wanting);
+    walls.push(whole);
+    walls.into_iter().for_each(|block| bench.free(block));
+    bench.finish();
+}
+
+#[test]
+fn cross_stream_reuse_of_completed_memory_needs_no_wait() {
+    let bench = Bench::new(Settings::default());
+    let (gpu, size) = (&bench.gpu, 32 * MIB);
+    let (a, b) = (gpu.stream(), gpu.stream());
+    let first = bench.allocate(size, a);
+    gpu.fill(first, size, 1, a);
+    gpu.synchronize(a);
+    bench.free(first);
+    let second = bench.allocate(size, b);
+    assert_eq!(second, first);
+    assert_eq!(bench.calls("cuStreamWaitEvent"), 0);
+    bench.free(second);
+    bench.finish();
+}
+
+/// A stream that is idle has nothing to wait for: the first request of another stream gets its
+/// memory before any new.
+#[test]
+fn cross_stream_reuse_of_an_idle_streams_memory_before_growing() {
+    let bench = Bench::new(Settings::default());
+    let (gpu, size) = (&bench.gpu, 256 * MIB);
+    let (a, b) = (gpu.stream(), gpu.stream());
+    let first = bench.allocate(size, a);
+    gpu.fill(first, 512, 1, a);
+    gpu.synchronize(a);
+    bench.free(first);
+    let reserved = bench.reserved();
+    let second = bench.allocate(size, b);
+    gpu.fill(second, 512, 2, b);
+    assert_eq!(
+        bench.reserved(),
+        reserved,
+        "grew while {size} bytes were free and idle"
+    );
+    bench.free(second);
+    bench.finish();
+}
+
+/// A small block that one stream has just freed beside much idle memory does not take that away
+/// from the others.
+#[test]
+fn cross_stream_reuse_of_a_large_idle_free_block_beside_a_small_busy_one() {
+    let bench = Bench::new(Settings::default());
+    let (gpu, size) = (&bench.gpu, 256 * MIB);
+    let (a, b) = (gpu.stream(), gpu.stream());
+    let warm = bench.allocate(512, b);
+    let small = bench.allocate(64 * KIB, a);
+    let large = bench.allocate(size, b);
+    bench.free(large);
+    bench.device().empty_cache();
+    let large = bench.allocate(size, b);
+    let reserved = bench.reserved();
+    bench.free(large);
+    gpu.settle();
+    let held = gpu.hold(&[a]);
+    gpu.fill(small, 64 * KIB, 1, a);
+    bench.free(small);
+    let again = bench.allocate(size, b);
+    assert!(
+        bench.reserved() <= reserved + 4 * MIB,
+        "{} bytes are held",
+        bench.reserved()
+    );
+    held.release();
+    [again, warm]
+        .into_iter()
+        .for_each(|block| bench.free(block));
+    bench.finish();
+}
 
 mod sim_only {
-    use crate::gpu::{Bench, MIB};
+    use crate::harness::gpu::{Bench, MIB};
     use concertina_engine::settings::Settings;
     use concertina_sim::Config;
 
@@ -87,7 +250,7 @@ mod sim_only {
 
     /// Two neighbours are freed, with work between: who needs one of them waits for that one's.
     #[test]
-    fn cross_stream_reuse_of_joined_memory_waits_for_the_part_that_is_taken() {
+    fn cross_stream_reuse_of_coalesced_memory_waits_for_the_part_that_is_taken() {
         let bench = bench();
         let (gpu, a, c) = (&bench.gpu, bench.gpu.stream(), bench.gpu.stream());
         let small = bench.allocate(2 * MIB, a);
@@ -151,7 +314,7 @@ mod sim_only {
     /// Chunks of a stream's free memory are mapped elsewhere for a request of its own, which leaves a part of
     /// them over: another stream that gets that part waits for what used the chunks before.
     #[test]
-    fn cross_stream_reuse_of_moved_memory_waits_for_what_used_it_before_it_moved() {
+    fn cross_stream_reuse_of_remapped_memory_waits_for_its_earlier_users() {
         let settings = Settings {
             chunk_size: (32 * MIB) as usize,
             ..Settings::default()
@@ -182,7 +345,8 @@ mod sim_only {
 
     /// A stream of another device stays recorded on a block when the device is waited for.
     #[test]
-    fn cross_stream_reuse_waits_for_a_stream_of_another_device_that_was_recorded_before_a_wait() {
+    fn cross_stream_reuse_waits_for_a_recorded_stream_of_another_device_after_a_device_synchronize()
+    {
         let name = "cross_stream";
         let bench = Bench::with_devices(name, 2, Settings::default()).expect("the simulated GPU");
         let (gpu, a, c) = (&bench.gpu, bench.gpu.stream(), bench.gpu.stream());

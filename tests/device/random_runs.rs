@@ -1,10 +1,10 @@
-//! Random runs: many short ones, seeded, over a few streams with late work; and threads.
+//! Random runs: many short random programs, seeded, on a few streams with late work, and on threads.
 //!
 //! `CONCERTINA_TEST_SEED` runs one seed alone, `CONCERTINA_TEST_RUNS` scales how many there are, in
 //! percent.
 
-use crate::gpu::{Bench, GIB, MIB, on_card};
-use crate::runner::{Block, Plan, Runner, Seed};
+use crate::harness::gpu::{Bench, GIB, MIB, on_card};
+use crate::harness::random_program::{Block, Plan, Runner, Seed};
 use concertina_engine::settings::Settings;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -22,7 +22,7 @@ fn seeds(count: u64) -> Vec<u64> {
 }
 
 #[test]
-fn random_work_finds_its_memory_as_it_left_it() {
+fn random_runs_keep_contents() {
     for seed in seeds(if on_card() { 10 } else { 3 }) {
         let _seed = Seed(seed);
         let bench = Bench::new(Settings::default());
@@ -95,7 +95,7 @@ fn threads_plan() -> Plan {
 }
 
 #[test]
-fn threads_share_a_device() {
+fn random_runs_of_threads_on_one_device() {
     for count in [4, 8] {
         let bench = Bench::new(Settings::default());
         let plan = Plan {
@@ -107,8 +107,8 @@ fn threads_share_a_device() {
 }
 
 #[test]
-fn threads_use_several_devices() {
-    let name = "threads_use_several_devices";
+fn random_runs_of_threads_on_several_devices() {
+    let name = "random_runs_of_threads_on_several_devices";
     let Some(bench) = Bench::with_devices(name, 2, Settings::default()) else {
         return;
     };
@@ -117,16 +117,16 @@ fn threads_use_several_devices() {
 
 mod sim_only {
     use super::{seeds, threads, threads_plan};
-    use crate::counters::identities;
-    use crate::gpu::{Bench, GIB, KIB, MIB};
-    use crate::random::Random;
-    use crate::runner::{Plan, Runner, Seed};
+    use crate::harness::accounts::identities;
+    use crate::harness::gpu::{Bench, GIB, KIB, MIB};
+    use crate::harness::random::Random;
+    use crate::harness::random_program::{Plan, Runner, Seed};
     use concertina_engine::driver::sys::CUresult;
     use concertina_engine::settings::Settings;
     use concertina_sim::{Config, Pace};
 
     /// One run: everything about it follows from the seed.
-    fn run(name: &str, seed: u64, change: impl Fn(&mut Plan, &mut Settings)) {
+    pub fn run(name: &str, seed: u64, change: impl Fn(&mut Plan, &mut Settings)) {
         let _seed = Seed(seed);
         let mut random = Random::new(seed);
         // Many small chunks now and then, so that many are moved.
@@ -191,36 +191,48 @@ mod sim_only {
     }
 
     #[test]
-    fn nothing_overlaps_overtakes_or_leaks() {
+    fn random_runs_neither_overlap_nor_race_nor_leak() {
         for seed in seeds(1500) {
-            run("nothing_overlaps_overtakes_or_leaks", seed, |_, _| {});
+            run(
+                "random_runs_neither_overlap_nor_race_nor_leak",
+                seed,
+                |_, _| {},
+            );
         }
     }
 
     #[test]
-    fn nor_with_plain_segments() {
+    fn random_runs_with_expandable_segments_off() {
         for seed in seeds(300) {
-            run("nor_with_plain_segments", seed, |plan, settings| {
-                settings.expandable_segments = false;
-                plan.largest = plan.largest.min(100 * MIB);
-            });
+            run(
+                "random_runs_with_expandable_segments_off",
+                seed,
+                |plan, settings| {
+                    settings.expandable_segments = false;
+                    plan.largest = plan.largest.min(100 * MIB);
+                },
+            );
         }
     }
 
     #[test]
-    fn nor_when_streams_come_and_go() {
+    fn random_runs_with_streams_created_and_destroyed() {
         for seed in seeds(500) {
-            run("nor_when_streams_come_and_go", seed, |plan, _| {
-                plan.destroy = true;
-                plan.streams = plan.streams.max(2);
-            });
+            run(
+                "random_runs_with_streams_created_and_destroyed",
+                seed,
+                |plan, _| {
+                    plan.destroy = true;
+                    plan.streams = plan.streams.max(2);
+                },
+            );
         }
     }
 
     #[test]
-    fn nor_with_streams_that_the_pool_does_not_know() {
+    fn random_runs_with_streams_the_pool_does_not_know() {
         for seed in seeds(500) {
-            let name = "nor_with_streams_that_the_pool_does_not_know";
+            let name = "random_runs_with_streams_the_pool_does_not_know";
             run(name, seed, |plan, settings| {
                 plan.unknown = true;
                 plan.destroy = seed % 2 == 0;
@@ -236,7 +248,7 @@ mod sim_only {
 
     /// Calls that tell how far streams have got, or change what is mapped, fail at random.
     #[test]
-    fn nor_with_streams_while_calls_fail() {
+    fn random_runs_with_driver_failures() {
         const FUNCTIONS: [&str; 10] = [
             "cuEventRecord",
             "cuEventQuery",
@@ -274,7 +286,7 @@ mod sim_only {
                 chunk_size: [0, 2 * MIB, 32 * MIB][random.below(3) as usize] as usize,
                 ..Settings::default()
             };
-            let name = "nor_with_streams_while_calls_fail";
+            let name = "random_runs_with_driver_failures";
             let Some(bench) = Bench::simulated(name, config, settings) else {
                 return;
             };
@@ -310,7 +322,7 @@ mod sim_only {
     }
 
     #[test]
-    fn nor_with_threads_whose_work_is_late() {
+    fn random_runs_of_threads_with_late_work() {
         for seed in seeds(6) {
             let _seed = Seed(seed);
             let config = Config {
@@ -319,7 +331,7 @@ mod sim_only {
                 ..Config::default()
             };
             let devices = config.devices;
-            let name = "nor_with_threads_whose_work_is_late";
+            let name = "random_runs_of_threads_with_late_work";
             let Some(bench) = Bench::simulated(name, config, Settings::default()) else {
                 return;
             };

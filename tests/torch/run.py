@@ -31,6 +31,7 @@ Lines in a case that begin with `#:` say how it is run:
     #: torch 2.11               it needs this version of torch or a newer one
     #: needs transformers       it needs this Python module
     #: ends 3                   the exit status; 0
+    #: core                     it is one of the few that every release has to pass; --core runs these alone
     #: alone                    on a real GPU it needs all memory that is free: after the others, by itself
 
 A case imports what it needs of `case.py`. One that cannot run here is named, with why; --strict makes
@@ -81,6 +82,7 @@ class Case:
         self.needs = []
         self.ends = 0
         self.alone = False
+        self.core = False
         for line in re.findall(r"^#: *(.*?) *$", self.text, re.MULTILINE):
             word, _, rest = line.partition(" ")
             match word:
@@ -101,6 +103,8 @@ class Case:
                     self.torch = tuple(map(int, rest.split(".")))
                 case "needs":
                     self.needs.append(rest)
+                case "core":
+                    self.core = True
                 case "alone":
                     self.alone = True
                 case "ends":
@@ -266,6 +270,7 @@ def arguments():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("cases", nargs="*", metavar="CASE", help="parts of names; all without")
+    parser.add_argument("--core", action="store_true", help="only cases that say `#: core`")
     parser.add_argument("--gpu", action="store_true", help="on the real GPU of this machine")
     parser.add_argument("--attach", choices=list(ATTACH), help="only this way to attach")
     parser.add_argument("--torch", default="2.11.0", help="version of torch (without --gpu)")
@@ -283,7 +288,7 @@ def arguments():
 
 
 def report(place, options, jobs, runs, failed):
-    """Runs cases so many at a time and says how each went; how many passed. Names of others join `failed`."""
+    """Runs `jobs` cases at a time and says how each went. Answers how many passed; the others' names join `failed`."""
     passed = 0
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         results = [(run, pool.submit(place.run, *run)) for run in runs]
@@ -308,6 +313,7 @@ def main():
         if not any(part in path.stem for path in paths):
             raise SystemExit(f"run.py: no case has {part!r} in its name")
     cases = [Case(path) for path in paths if not wanted or any(w in path.stem for w in wanted)]
+    cases = [case for case in cases if case.core or not options.core]
     start, place = time.monotonic(), Place(options)
     passed, failed, skipped = 0, [], []
     runs = []

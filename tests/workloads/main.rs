@@ -1,7 +1,7 @@
 //! Generated loads on the simulated GPU: jobs that nobody has recorded keep within bounds as well.
 
 mod programs;
-#[path = "../device/random.rs"]
+#[path = "../device/harness/random.rs"]
 mod random;
 mod replay;
 mod script;
@@ -81,7 +81,7 @@ fn memory_grows_where_moving_it_takes_too_much_time_and_only_where_it_is_cut_up(
     // What a script holds at most, and how many chunks its second pass moves.
     let run = |script: &Script, patience: u64| {
         let tuning = Tuning {
-            patience,
+            remap_share: patience,
             ..Tuning::default()
         };
         let settings = Settings {
@@ -98,14 +98,14 @@ fn memory_grows_where_moving_it_takes_too_much_time_and_only_where_it_is_cut_up(
     let (mut moved, mut calm) = (0, 0);
     for seed in 0..SEEDS {
         let script = programs::replaced(&mut Random::new(seed));
-        moved += run(&script, Tuning::default().patience).1;
+        moved += run(&script, Tuning::default().remap_share).1;
         let (held, again) = run(&script, 0);
         calm += again;
         let most = script.peak_live + script.peak_live / 6 + CHUNK;
         assert!(held <= most, "seed {seed}: {held} of {most}");
         // Where moving keeps memory together there is nothing to gain.
         let script = programs::training(&mut Random::new(seed));
-        let patient = run(&script, Tuning::default().patience);
+        let patient = run(&script, Tuning::default().remap_share);
         assert_eq!(patient, run(&script, 0), "seed {seed}");
     }
     println!("{moved} chunks moved, or {calm}");

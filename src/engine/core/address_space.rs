@@ -43,7 +43,7 @@ impl AddressSpace {
     }
 
     /// A mapping was made inside a gap.
-    pub fn take(&mut self, address: u64, size: u64) {
+    pub fn mark_mapped(&mut self, address: u64, size: u64) {
         let Some((start, length)) = self
             .gaps
             .range(..=address)
@@ -63,7 +63,7 @@ impl AddressSpace {
     }
 
     /// A mapping was taken down.
-    pub fn give(&mut self, address: u64, size: u64) {
+    pub fn mark_unmapped(&mut self, address: u64, size: u64) {
         let (mut start, mut end) = (address, address + size);
         let limits = self.range_of(address);
         if let Some((before, length)) = self.gaps.range(..start).next_back().map(|(s, l)| (*s, *l))
@@ -109,7 +109,7 @@ mod tests {
         addresses.add(1000, 100);
         addresses.add(1100, 50);
         assert_eq!(addresses.gap_at(1000), 100);
-        addresses.take(1020, 10);
+        addresses.mark_mapped(1020, 10);
         assert_eq!(
             (
                 addresses.gap_at(1000),
@@ -119,7 +119,7 @@ mod tests {
             (20, 0, 70)
         );
         assert_eq!(addresses.largest_gap(), Some((1030, 70)));
-        addresses.give(1020, 10);
+        addresses.mark_unmapped(1020, 10);
         assert_eq!(
             (
                 addresses.gap_at(1000),
@@ -128,8 +128,8 @@ mod tests {
             ),
             (100, 1, 50)
         );
-        addresses.take(1100, 10);
-        addresses.give(1100, 10);
+        addresses.mark_mapped(1100, 10);
+        addresses.mark_unmapped(1100, 10);
         assert_eq!((addresses.gap_at(1090), addresses.gap_at(1100)), (10, 50));
         assert_eq!((addresses.unmapped(), addresses.reserved()), (150, 150));
     }

@@ -69,7 +69,7 @@ impl Bins {
 
     /// The smallest block of at least `size` bytes, or `NONE`.
     #[inline(always)]
-    pub fn best(&self, nodes: &Nodes, size: u64) -> BlockId {
+    pub fn best_fit(&self, nodes: &Nodes, size: u64) -> BlockId {
         let bin = bin_of(size);
         let at = larger(nodes, self.heads[bin], size).1;
         // Looked up in any case: whether it is needed cannot be predicted.
@@ -233,7 +233,7 @@ fn chain(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::block::State;
+    use crate::core::block::BlockState;
 
     fn random() -> impl FnMut() -> u64 {
         let mut x = 88172645463325252u64;
@@ -265,11 +265,11 @@ mod tests {
         for step in 0..100_000u64 {
             let size = BLOCK * (1 + (random() % 400) * (1 << (random() % 12)));
             if random() % 100 < 45 {
-                let id = blocks.add(step * (1 << 30), size, 0, State::Free);
+                let id = blocks.add(step * (1 << 30), size, 0, BlockState::Free);
                 bins.insert(&mut blocks, id);
                 set.insert((size, id));
             } else {
-                let best = bins.best(&blocks, size);
+                let best = bins.best_fit(&blocks, size);
                 let want = set.range((size, NONE)..).next().map(|(size, _)| *size);
                 assert_eq!((best != NONE).then(|| blocks[best].size), want);
                 if best != NONE {
@@ -307,7 +307,7 @@ mod tests {
             if random() % 100 < 52 {
                 // Several of a size, and several sizes in a bin.
                 let size = BLOCK * (1000 + random() % 40);
-                let id = blocks.add(random() % 1000 * (1 << 30), size, 0, State::Free);
+                let id = blocks.add(random() % 1000 * (1 << 30), size, 0, BlockState::Free);
                 bins.insert(&mut blocks, id);
                 inside.push(id);
             } else if !inside.is_empty() {
@@ -316,7 +316,7 @@ mod tests {
                 blocks.remove(id);
             }
             assert!(bins.is_linked(&blocks));
-            assert!(blocks.is_none_unchanged());
+            assert!(blocks.is_sentinel_intact());
             assert_eq!(bins.ascending(&blocks, BLOCK).count(), inside.len());
         }
         assert!(inside.len() > 100);

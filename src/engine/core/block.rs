@@ -39,7 +39,7 @@ impl Display for BlockId {
 
 /// What a block is at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum BlockState {
     /// A node that is not in use.
     Vacant = 0,
     /// Free memory; `list` says which stream may take it without waiting.
@@ -76,46 +76,46 @@ pub struct Block {
     pub chain: BlockId,
     /// The stream free list that allocated it or freed it last.
     pub list: u16,
-    pub state: State,
+    pub state: BlockState,
     /// Of a block that is live or pending.
-    pub marks: Marks,
+    pub flags: Flags,
 }
 
 /// What is known of a block besides its stream; nothing of a free one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Marks(u8);
+pub struct Flags(u8);
 
-impl Marks {
-    pub const NONE: Marks = Marks(0);
+impl Flags {
+    pub const NONE: Flags = Flags(0);
     /// Other streams were recorded on it.
-    const SHARED: u8 = 1;
+    const MULTI_STREAM: u8 = 1;
     /// It is of [`Origin::Cuda`].
     const CUDA: u8 = 2;
 
     #[inline(always)]
-    pub fn of(origin: Origin) -> Marks {
+    pub fn of(origin: Origin) -> Flags {
         match origin {
-            Origin::Allocator => Marks::NONE,
-            Origin::Cuda => Marks(Marks::CUDA),
+            Origin::Allocator => Flags::NONE,
+            Origin::Cuda => Flags(Flags::CUDA),
         }
     }
 
     #[inline(always)]
     pub fn origin(self) -> Origin {
-        match self.0 & Marks::CUDA {
+        match self.0 & Flags::CUDA {
             0 => Origin::Allocator,
             _ => Origin::Cuda,
         }
     }
 
     #[inline(always)]
-    pub fn is_shared(self) -> bool {
-        self.0 & Marks::SHARED != 0
+    pub fn is_multi_stream(self) -> bool {
+        self.0 & Flags::MULTI_STREAM != 0
     }
 
     #[inline]
-    pub fn set_shared(&mut self, shared: bool) {
-        self.0 = self.0 & !Marks::SHARED | u8::from(shared);
+    pub fn set_multi_stream(&mut self, shared: bool) {
+        self.0 = self.0 & !Flags::MULTI_STREAM | u8::from(shared);
     }
 }
 
@@ -140,8 +140,8 @@ pub const VACANT: Block = Block {
     newer: NONE,
     chain: NONE,
     list: 0,
-    state: State::Vacant,
-    marks: Marks::NONE,
+    state: BlockState::Vacant,
+    flags: Flags::NONE,
 };
 
 /// As many nodes as there can be: 2 GiB of them, of which the system gives what is used. A block is 512 bytes
@@ -158,7 +158,7 @@ const SPARE: usize = 1 << 16;
 /// need not ask whether it is.
 pub struct Nodes([Block; NODES]);
 
-// SAFETY: a block of zeros is one, of numbers, `State::Vacant` and no marks: it is `VACANT`.
+// SAFETY: a block of zeros is one, of numbers, `BlockState::Vacant` and no flags: it is `VACANT`.
 #[allow(unsafe_code)]
 unsafe impl Zeroable for Nodes {}
 
@@ -207,12 +207,12 @@ impl Blocks {
     }
 
     /// A node for the given memory, linked to nothing.
-    pub fn add(&mut self, address: u64, size: u64, list: u16, state: State) -> BlockId {
-        let mut id = self.claim();
+    pub fn add(&mut self, address: u64, size: u64, list: u16, state: BlockState) -> BlockId {
+        let mut id = self.new_node();
         if id == NONE {
             // One by one, so that none of those to spare is claimed.
             assert!(self.grow(1, 0), "no more than {NODES} blocks can be kept");
-            id = self.take_vacant();
+            id = self.pop_vacant();
         }
         self[id] = Block {
             address,
@@ -226,15 +226,15 @@ impl Blocks {
 
     /// A vacant node, which the caller fills in; `NONE` where there are none but those to spare.
     #[inline(always)]
-    pub fn claim(&mut self) -> BlockId {
+    pub fn new_node(&mut self) -> BlockId {
         if self.vacant == NONE && !self.grow(PAGE, SPARE) {
             return NONE;
         }
-        self.take_vacant()
+        self.pop_vacant()
     }
 
     #[inline(always)]
-    fn take_vacant(&mut self) -> BlockId {
+    fn pop_vacant(&mut self) -> BlockId {
         let id = self.vacant;
         self.vacant = self[id].next;
         id
@@ -258,13 +258,13 @@ impl Blocks {
     #[inline(always)]
     pub fn remove(&mut self, id: BlockId) {
         let node = &mut self.nodes[id];
-        node.state = State::Vacant;
+        node.state = BlockState::Vacant;
         node.next = self.vacant;
         self.vacant = id;
     }
 
     /// Makes two nodes of a block: a new one for its first `size` bytes, and itself for the rest.
-    pub fn split_front(&mut self, id: BlockId, size: u64, list: u16, state: State) -> BlockId {
+    pub fn split_front(&mut self, id: BlockId, size: u64, list: u16, state: BlockState) -> BlockId {
         let (address, prev) = (self[id].address, self[id].prev);
         let front = self.add(address, size, list, state);
         self[front].prev = prev;
@@ -284,16 +284,16 @@ impl Blocks {
     }
 
     /// Whether the node of no block is as it has to be.
-    pub fn is_none_unchanged(&self) -> bool {
+    pub fn is_sentinel_intact(&self) -> bool {
         let none = &self[NONE];
-        (none.size, none.address, none.state) == (u64::MAX, 0, State::Vacant)
+        (none.size, none.address, none.state) == (u64::MAX, 0, BlockState::Vacant)
     }
 
     /// Every node in use.
     pub fn iter(&self) -> impl Iterator<Item = (BlockId, &Block)> {
         (0..self.used)
             .map(|at| (BlockId::at(at), &self[BlockId::at(at)]))
-            .filter(|(_, block)| block.state != State::Vacant)
+            .filter(|(_, block)| block.state != BlockState::Vacant)
     }
 }
 
@@ -304,7 +304,7 @@ pub fn absorb_next(nodes: &mut Nodes, vacant: &mut BlockId, id: BlockId, tail: &
     let gone = nodes[id].next;
     let node = &mut nodes[gone];
     let (size, after) = (node.size, node.next);
-    node.state = State::Vacant;
+    node.state = BlockState::Vacant;
     node.next = *vacant;
     *vacant = gone;
     let node = &mut nodes[id];

@@ -1,7 +1,7 @@
 //! The invariant walker: tests call it after every operation. Nothing here runs in production.
 
 use super::arena::{Arena, ArenaId, SHARED_ARENA};
-use super::block::{BlockId, NONE, State};
+use super::block::{BlockId, BlockState, NONE};
 use super::counters::Origin;
 use super::gpu::Gpu;
 use super::pool::Pool;
@@ -38,15 +38,15 @@ impl<G: Gpu> Pool<G> {
                 block.address
             );
         }
-        let mut homes: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut chunk_starts: BTreeMap<u64, u64> = BTreeMap::new();
         for arena in &self.arenas {
-            homes.extend(arena.chunks.iter().map(|chunk| (chunk.home, chunk.size)));
-            homes.extend(&arena.segments);
+            chunk_starts.extend(arena.chunks.iter().map(|chunk| (chunk.address, chunk.size)));
+            chunk_starts.extend(&arena.segments);
         }
         self.check_links(&by_address)?;
-        self.check_cover(&by_address, &homes)?;
+        self.check_cover(&by_address, &chunk_starts)?;
         self.check_lists()?;
-        self.check_counters(&homes)?;
+        self.check_counters(&chunk_starts)?;
         let (mut stale, mut stale_count) = (0, 0);
         for (id, arena) in self.arenas.iter().enumerate() {
             stale += self.check_arena(id as u16, arena)?;
@@ -63,7 +63,7 @@ impl<G: Gpu> Pool<G> {
             if block.next != NONE {
                 let next = &self.blocks[block.next];
                 hold!(
-                    next.state != State::Vacant,
+                    next.state != BlockState::Vacant,
                     "block {address:#x} is followed by a vacant node"
                 );
                 hold!(
@@ -74,8 +74,8 @@ impl<G: Gpu> Pool<G> {
                     next.address == block.end(),
                     "a gap after {address:#x} is linked over"
                 );
-                let joinable = block.state == State::Free
-                    && next.state == State::Free
+                let joinable = block.state == BlockState::Free
+                    && next.state == BlockState::Free
                     && block.list == next.list;
                 hold!(
                     !joinable,
@@ -99,18 +99,21 @@ impl<G: Gpu> Pool<G> {
         hold!(
             id == SHARED_ARENA
                 || arena.closing
-                || !arena.watched
+                || !arena.notes_frees
                 || self.lists.of_arena(id).all(idle),
             "arena {id} has free_blocks that are not idle, and that no one knows of"
         );
-        let numbers = self.lists.numbers_of(id);
+        let numbers = self.lists.numbers(id);
         hold!(
             numbers.is_sorted() && self.lists.of_arena(id).all(|(_, it)| it.is_of(id)),
             "arena {id} lists the lists {numbers:?}"
         );
         if arena.tail != NONE {
             let tail = &self.blocks[arena.tail];
-            hold!(tail.state != State::Vacant, "the tail is a vacant node");
+            hold!(
+                tail.state != BlockState::Vacant,
+                "the tail is a vacant node"
+            );
             hold!(
                 tail.end() == arena.cursor,
                 "the tail ends at {:#x}, not the cursor",
@@ -119,20 +122,20 @@ impl<G: Gpu> Pool<G> {
         }
         let chunks = &arena.chunks;
         for chunk in chunks.iter() {
-            let found = chunks.at(chunk.home).map(|id| chunks.get(id).home);
+            let found = chunks.at(chunk.address).map(|id| chunks.get(id).address);
             hold!(
-                found == Some(chunk.home),
+                found == Some(chunk.address),
                 "the chunk at {:#x} is not found there",
-                chunk.home
+                chunk.address
             );
             let ups = chunks
                 .stale
                 .iter()
-                .filter(|old| chunks.get(old.chunk).home == chunk.home);
+                .filter(|old| chunks.get(old.chunk).address == chunk.address);
             hold!(
                 ups.count() == chunk.stale as usize,
                 "stale mappings of {:#x}",
-                chunk.home
+                chunk.address
             );
         }
         let stale: u64 = chunks
@@ -150,7 +153,7 @@ impl<G: Gpu> Pool<G> {
         let live: u64 = self
             .blocks
             .iter()
-            .filter(|(_, block)| block.state == State::Live)
+            .filter(|(_, block)| block.state == BlockState::Live)
             .filter(|(_, block)| self.lists.get(block.list).arena == id)
             .map(|(_, block)| block.size)
             .sum();
@@ -172,7 +175,7 @@ impl<G: Gpu> Pool<G> {
     fn check_cover(
         &self,
         by_address: &BTreeMap<u64, BlockId>,
-        homes: &BTreeMap<u64, u64>,
+        chunk_starts: &BTreeMap<u64, u64>,
     ) -> Result<(), Broken> {
         let merge = |parts: &mut dyn Iterator<Item = (u64, u64)>| {
             let mut runs: Vec<(u64, u64)> = Vec::new();
@@ -191,7 +194,11 @@ impl<G: Gpu> Pool<G> {
             let block = &self.blocks[*id];
             (block.address, block.end())
         }))?;
-        let chunks = merge(&mut homes.iter().map(|(start, size)| (*start, start + size)))?;
+        let chunks = merge(
+            &mut chunk_starts
+                .iter()
+                .map(|(start, size)| (*start, start + size)),
+        )?;
         hold!(
             blocks == chunks,
             "blocks cover {blocks:x?} but chunks {chunks:x?}"
@@ -201,7 +208,7 @@ impl<G: Gpu> Pool<G> {
 
     fn check_lists(&self) -> Result<(), Broken> {
         hold!(
-            self.blocks.is_none_unchanged(),
+            self.blocks.is_sentinel_intact(),
             "the node of no block was changed"
         );
         let of_arenas = (0..self.arenas.len()).map(|id| self.lists.of_arena(id as u16).count());
@@ -216,7 +223,7 @@ impl<G: Gpu> Pool<G> {
             for id in it.bins.ascending(&self.blocks, super::BLOCK) {
                 let block = &self.blocks[id];
                 hold!(
-                    block.state == State::Free && block.list == list,
+                    block.state == BlockState::Free && block.list == list,
                     "list {list} lists block {id}"
                 );
                 hold!(
@@ -246,14 +253,14 @@ impl<G: Gpu> Pool<G> {
                 let (block, chunks) =
                     (&self.blocks[id], &self.arenas[SHARED_ARENA as usize].chunks);
                 hold!(
-                    block.state == State::Purgeable
+                    block.state == BlockState::Purgeable
                         && block.list == list
                         && it.arena == SHARED_ARENA,
                     "list {list} has block {id} at rest"
                 );
                 hold!(listed.insert(id), "block {id} is listed twice");
-                hold!(self.purge.knows(id), "block {id} has_purgeable for ever");
-                let inside = chunks.inside(block.address, block.end());
+                hold!(self.purge.contains(id), "block {id} has_purgeable for ever");
+                let inside = chunks.within(block.address, block.end());
                 let whole: u64 = inside.map(|chunk| chunks.get(chunk).size).sum();
                 hold!(
                     whole == block.size,
@@ -261,7 +268,7 @@ impl<G: Gpu> Pool<G> {
                 );
             }
             let live = self.blocks.iter().filter(|(_, block)| {
-                block.list == list && matches!(block.state, State::Live | State::Pending)
+                block.list == list && matches!(block.state, BlockState::Live | BlockState::Pending)
             });
             let live = live.count() as u64;
             hold!(
@@ -273,7 +280,7 @@ impl<G: Gpu> Pool<G> {
         let free = self
             .blocks
             .iter()
-            .filter(|(_, block)| matches!(block.state, State::Free | State::Purgeable))
+            .filter(|(_, block)| matches!(block.state, BlockState::Free | BlockState::Purgeable))
             .count();
         hold!(
             free == listed.len(),
@@ -283,7 +290,7 @@ impl<G: Gpu> Pool<G> {
         let purgeable = self
             .blocks
             .iter()
-            .filter(|(_, block)| block.state == State::Purgeable);
+            .filter(|(_, block)| block.state == BlockState::Purgeable);
         hold!(
             purgeable.count() == self.purge.len(),
             "{} blocks are known to be at rest",
@@ -293,7 +300,7 @@ impl<G: Gpu> Pool<G> {
         for (id, block) in self
             .blocks
             .iter()
-            .filter(|(_, block)| block.state == State::Live)
+            .filter(|(_, block)| block.state == BlockState::Live)
         {
             hold!(
                 self.address_map.get(&self.blocks, block.address) == id,
@@ -310,11 +317,11 @@ impl<G: Gpu> Pool<G> {
         Ok(())
     }
 
-    fn check_counters(&self, homes: &BTreeMap<u64, u64>) -> Result<(), Broken> {
-        let sum = |states: &[State], origin: Option<Origin>| -> (u64, u64) {
+    fn check_counters(&self, chunk_starts: &BTreeMap<u64, u64>) -> Result<(), Broken> {
+        let sum = |states: &[BlockState], origin: Option<Origin>| -> (u64, u64) {
             let of = self.blocks.iter().filter(|(_, block)| {
                 states.contains(&block.state)
-                    && origin.is_none_or(|origin| origin == block.marks.origin())
+                    && origin.is_none_or(|origin| origin == block.flags.origin())
             });
             of.fold((0, 0), |(count, bytes), (_, block)| {
                 (count + 1, bytes + block.size)
@@ -328,21 +335,21 @@ impl<G: Gpu> Pool<G> {
                     "allocated",
                     &all.allocation,
                     &all.allocated_bytes,
-                    &[State::Live][..],
+                    &[BlockState::Live][..],
                     Some(origin),
                 ),
                 (
                     "active",
                     &all.active,
                     &all.active_bytes,
-                    &[State::Live, State::Pending],
+                    &[BlockState::Live, BlockState::Pending],
                     Some(origin),
                 ),
                 (
                     "inactive",
                     &all.inactive_split,
                     &all.inactive_split_bytes,
-                    &[State::Free, State::Purgeable],
+                    &[BlockState::Free, BlockState::Purgeable],
                     None,
                 ),
             ] {
@@ -355,11 +362,11 @@ impl<G: Gpu> Pool<G> {
         }
         let (reserved, segments) = (all.reserved_bytes.current, all.segment.current);
         hold!(
-            reserved == homes.values().sum::<u64>(),
+            reserved == chunk_starts.values().sum::<u64>(),
             "reserved: counted {reserved}"
         );
         hold!(
-            segments == homes.len() as u64,
+            segments == chunk_starts.len() as u64,
             "segments: counted {segments}"
         );
         let active = all.active_bytes.current + of_cuda.active_bytes.current;

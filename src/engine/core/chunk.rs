@@ -15,7 +15,7 @@ pub struct Chunk {
     pub handle: Handle,
     pub size: u64,
     /// Where its bytes are carved into blocks.
-    pub home: u64,
+    pub address: u64,
     /// How many mappings besides the one at home are still up.
     pub stale: u32,
 }
@@ -23,7 +23,7 @@ pub struct Chunk {
 /// An old mapping: still mapped, not used by any block, to be unmapped once the stream has done what it had
 /// been given by the free of epoch `until`.
 #[derive(Clone, Copy)]
-pub struct Stale {
+pub struct StaleMapping {
     pub chunk: ChunkId,
     pub address: u64,
     pub stream: StreamKey,
@@ -43,8 +43,8 @@ pub struct Chunks {
     vacant: Vec<ChunkId>,
     ranges: Vec<Range>,
     /// Old mappings, the oldest first.
-    pub stale: VecDeque<Stale>,
-    held: usize,
+    pub stale: VecDeque<StaleMapping>,
+    count: usize,
 }
 
 impl Chunks {
@@ -55,7 +55,7 @@ impl Chunks {
             vacant: Vec::new(),
             ranges: Vec::new(),
             stale: VecDeque::new(),
-            held: 0,
+            count: 0,
         }
     }
 
@@ -66,7 +66,7 @@ impl Chunks {
 
     /// How many chunks are held.
     pub fn len(&self) -> usize {
-        self.held
+        self.count
     }
 
     pub fn get(&self, id: ChunkId) -> &Chunk {
@@ -83,11 +83,11 @@ impl Chunks {
     }
 
     /// A new chunk at `home`.
-    pub fn add(&mut self, handle: Handle, size: u64, home: u64) -> ChunkId {
+    pub fn add(&mut self, handle: Handle, size: u64, address: u64) -> ChunkId {
         let chunk = Chunk {
             handle,
             size,
-            home,
+            address,
             stale: 0,
         };
         let id = match self.vacant.pop() {
@@ -100,31 +100,31 @@ impl Chunks {
                 (self.all.len() - 1) as ChunkId
             }
         };
-        self.held += 1;
-        self.note(home, size, id);
+        self.count += 1;
+        self.index(address, size, id);
         id
     }
 
     /// The chunk is at home elsewhere from now on.
-    pub fn move_home(&mut self, id: ChunkId, home: u64) {
+    pub fn set_address(&mut self, id: ChunkId, address: u64) {
         let Chunk {
-            home: old, size, ..
+            address: old, size, ..
         } = self.all[id as usize];
-        self.note(old, size, NO_CHUNK);
-        self.note(home, size, id);
-        self.all[id as usize].home = home;
+        self.index(old, size, NO_CHUNK);
+        self.index(address, size, id);
+        self.all[id as usize].address = address;
     }
 
     /// The chunk is gone.
     pub fn remove(&mut self, id: ChunkId) {
-        let Chunk { home, size, .. } = self.all[id as usize];
-        self.note(home, size, NO_CHUNK);
+        let Chunk { address, size, .. } = self.all[id as usize];
+        self.index(address, size, NO_CHUNK);
         self.all[id as usize].size = 0;
         self.vacant.push(id);
-        self.held -= 1;
+        self.count -= 1;
     }
 
-    fn note(&mut self, address: u64, size: u64, id: ChunkId) {
+    fn index(&mut self, address: u64, size: u64, id: ChunkId) {
         let granularity = self.granularity;
         if let Some(range) = self.ranges.iter_mut().find(|range| {
             (range.start..range.start + range.granules.len() as u64 * granularity)
@@ -145,13 +145,13 @@ impl Chunks {
     }
 
     /// The chunks that lie wholly inside `start..end`, in address order.
-    pub fn inside(&self, start: u64, end: u64) -> impl Iterator<Item = ChunkId> + '_ {
+    pub fn within(&self, start: u64, end: u64) -> impl Iterator<Item = ChunkId> + '_ {
         let mut at = start;
         std::iter::from_fn(move || {
             while at < end {
                 let id = self.at(at)?;
                 let chunk = &self.all[id as usize];
-                let (from, to) = (chunk.home, chunk.home + chunk.size);
+                let (from, to) = (chunk.address, chunk.address + chunk.size);
                 at = to;
                 if from >= start && to <= end {
                     return Some(id);

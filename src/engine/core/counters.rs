@@ -1,11 +1,14 @@
-//! What the pool counts, in PyTorch's terms: `allocated` minus `freed` is `current`, and `peak`
-//! is the highest `current` since the last reset.
+//! The counters of a pool and the statistics read from them, in PyTorch's terms: `allocated` minus `freed` is
+//! `current`, and `peak` the highest `current` since the last reset.
+//!
+//! What an allocation or a free counts is few figures, from which the others follow: each costs a handful of
+//! additions.
 
 use std::ops::{Deref, DerefMut};
 
-/// One quantity: how much was ever added, how much removed, and the highest difference.
+/// A statistic: PyTorch's `Stat`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flow {
+pub struct Stat {
     /// Added since the start, or since the accumulated figures were reset.
     pub allocated: u64,
     /// Removed since then.
@@ -16,22 +19,23 @@ pub struct Flow {
     pub peak: u64,
 }
 
-/// The quantities that PyTorch splits by the size of the block.
+/// The statistics that PyTorch splits by the size of the block. Names with `bytes` are in bytes, the others are
+/// numbers of blocks or segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Usage {
-    pub allocation: Flow,
-    pub allocated_bytes: Flow,
-    pub requested_bytes: Flow,
-    pub active: Flow,
-    pub active_bytes: Flow,
-    pub inactive_split: Flow,
-    pub inactive_split_bytes: Flow,
-    pub segment: Flow,
-    pub reserved_bytes: Flow,
+    pub allocation: Stat,
+    pub allocated_bytes: Stat,
+    pub requested_bytes: Stat,
+    pub active: Stat,
+    pub active_bytes: Stat,
+    pub inactive_split: Stat,
+    pub inactive_split_bytes: Stat,
+    pub segment: Stat,
+    pub reserved_bytes: Stat,
 }
 
-/// Which of PyTorch's two classes a block is counted in, by its size.
+/// PyTorch's two classes of blocks, by size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Up to [`crate::core::SMALL`] bytes.
@@ -51,10 +55,10 @@ impl Class {
     }
 }
 
-/// Who asked for a block. PyTorch's figures count what PyTorch asked for, and not what other libraries of its
-/// process have from the same pool.
+/// By which functions a block was allocated. PyTorch's statistics count what PyTorch allocated, and not what
+/// other libraries of its process have from the same pool.
 ///
-/// The numbers leave the bits of a stream's handle alone: see `Owner` in `runtime/shelf`.
+/// The values are bits that no stream's handle has: a cache's key is the handle and the origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Origin {
@@ -65,88 +69,146 @@ pub enum Origin {
     Cuda = 1 << 62,
 }
 
-/// What the pool has counted, as it is read, with the blocks of one origin.
+/// The statistics of a pool at one moment, with the blocks of one origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct PoolStats {
     /// All blocks of the origin, and all segments.
     pub all: Usage,
     /// Blocks up to 1 MiB; segments are shared, so they and what is free in them count as large.
     pub small: Usage,
     /// Blocks above 1 MiB, all segments, and what is free in them.
     pub large: Usage,
-    /// Bytes of such blocks that were freed, and that other streams may still use.
+    /// Bytes of the origin's blocks whose free is deferred.
     pub pending_bytes: u64,
-    /// What happened, other than blocks that came and went.
-    pub events: Events,
+    /// The plain counts.
+    pub counts: Counts,
 }
 
-impl Deref for Counters {
-    type Target = Events;
-    fn deref(&self) -> &Events {
-        &self.events
+impl Deref for PoolStats {
+    type Target = Counts;
+    fn deref(&self) -> &Counts {
+        &self.counts
     }
 }
 
-/// What is counted one by one.
+/// The plain counts, in all since the start. The pool increments them as `self.counters.NAME`.
+///
+/// `process/stats.rs` has a row for each that the JSON shows. Those that PyTorch shows are listed in
+/// [`TORCH_COUNTS`] instead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Events {
-    /// Requests that did not fit and for which memory was given back before another try.
+pub struct Counts {
+    /// Misses that went beyond growth: memory was synchronized with or given back before another try.
     pub alloc_retries: u64,
     /// Requests that failed for want of memory.
     pub ooms: u64,
-    /// Times that the pool waited for the whole device, or had no work to wait for when it was emptied.
+    /// Synchronizations with the device, also when the cache was emptied and there was nothing to wait for.
     pub syncs: u64,
-    /// Chunks or plain segments taken from the driver.
+    /// Chunks and plain segments taken from the driver.
     pub device_allocs: u64,
-    /// Chunks or plain segments given back to the driver.
+    /// Chunks and plain segments given back to the driver.
     pub device_frees: u64,
-    /// Chunks mapped a second time to make a range contiguous, and their bytes.
-    pub stitches: u64,
-    #[allow(missing_docs)]
-    pub stitched_bytes: u64,
-    /// Requests met without growth, by a block that was free already.
+    /// Requests met by a free block, on the fast path or on a rung of the ladder.
     pub hits: u64,
-    /// Requests that grew the pool.
+    /// Rung 1: hits after purged chunks were reclaimed.
+    pub reclaims: u64,
+    /// Rung 2: hits after events were polled.
+    pub polls: u64,
+    /// Rungs 5 and 9: hits in another stream's memory, behind a wait on the GPU.
+    pub cross_stream_reuses: u64,
+    /// Rungs 6 and 8: chunks remapped to make free memory contiguous.
+    pub stitches: u64,
+    /// Bytes of those chunks.
+    pub stitched_bytes: u64,
+    /// Rungs 4, 7 and 8: requests for which memory was taken from the driver.
     pub growths: u64,
-    /// Old mappings that are still up, and bytes behind them.
+    /// Rung 8: growths that the device or the limit refused at first.
+    pub growth_refusals: u64,
+    /// Stale mappings there are now.
     pub stale: u64,
-    #[allow(missing_docs)]
+    /// Bytes behind them.
     pub stale_bytes: u64,
-    /// Driver calls that answered with an error other than out of memory.
+    /// Driver calls that failed for another reason than want of memory.
     pub driver_errors: u64,
 }
 
-/// Amounts of several quantities.
-#[derive(Clone, Copy)]
-struct Amounts<const N: usize>([i64; N]);
+/// A count that PyTorch has, too.
+pub struct TorchCount {
+    /// PyTorch's key in `memory_stats`.
+    pub name: &'static str,
+    /// Counted by origin: for which functions' requests it happened.
+    by_origin: bool,
+    field: fn(&mut Counts) -> &mut u64,
+}
 
-/// Blocks: how many, their bytes, the bytes asked for.
-type OfBlocks = Amounts<3>;
+/// The counts that PyTorch has, too: its `memory_stats` shows them, and `reset_accumulated_memory_stats` sets
+/// them to 0.
+pub const TORCH_COUNTS: [TorchCount; 5] = [
+    TorchCount {
+        name: "num_alloc_retries",
+        by_origin: true,
+        field: |it| &mut it.alloc_retries,
+    },
+    TorchCount {
+        name: "num_ooms",
+        by_origin: true,
+        field: |it| &mut it.ooms,
+    },
+    TorchCount {
+        name: "num_sync_all_streams",
+        by_origin: true,
+        field: |it| &mut it.syncs,
+    },
+    TorchCount {
+        name: "num_device_alloc",
+        by_origin: false,
+        field: |it| &mut it.device_allocs,
+    },
+    TorchCount {
+        name: "num_device_free",
+        by_origin: false,
+        field: |it| &mut it.device_frees,
+    },
+];
 
-/// Free blocks or chunks: how many, their bytes.
-type Sum = Amounts<2>;
-
-impl<const N: usize> Default for Amounts<N> {
-    fn default() -> Self {
-        Amounts([0; N])
+impl TorchCount {
+    /// Its value among these.
+    pub fn of(&self, counts: &Counts) -> u64 {
+        let mut counts = *counts;
+        *(self.field)(&mut counts)
     }
 }
 
-impl<const N: usize> Amounts<N> {
-    fn with(self, other: Self, of: impl Fn(i64, i64) -> i64) -> Self {
-        Amounts(std::array::from_fn(|at| of(self.0[at], other.0[at])))
+/// Several quantities that are added and subtracted together.
+#[derive(Clone, Copy)]
+struct Vector<const N: usize>([i64; N]);
+
+/// Of live blocks: how many, their bytes, the bytes requested.
+type CountBytesRequested = Vector<3>;
+
+/// Of other blocks, or of chunks: how many, their bytes.
+type CountBytes = Vector<2>;
+
+impl<const N: usize> Default for Vector<N> {
+    fn default() -> Self {
+        Vector([0; N])
+    }
+}
+
+impl<const N: usize> Vector<N> {
+    fn zip(self, other: Self, of: impl Fn(i64, i64) -> i64) -> Self {
+        Vector(std::array::from_fn(|at| of(self.0[at], other.0[at])))
     }
 
-    fn and(self, other: Self) -> Self {
-        self.with(other, |a, b| a.wrapping_add(b))
+    fn plus(self, other: Self) -> Self {
+        self.zip(other, |a, b| a.wrapping_add(b))
     }
 
-    fn less(self, other: Self) -> Self {
-        self.with(other, |a, b| a.wrapping_sub(b))
+    fn minus(self, other: Self) -> Self {
+        self.zip(other, |a, b| a.wrapping_sub(b))
     }
 
     /// Whether any of them is below 0.
-    fn falls_short(self) -> bool {
+    fn any_negative(self) -> bool {
         self.0.iter().any(|it| *it < 0)
     }
 
@@ -155,116 +217,114 @@ impl<const N: usize> Amounts<N> {
     }
 }
 
-impl OfBlocks {
+impl CountBytesRequested {
     #[inline(always)]
     fn one(size: u64, requested: u64) -> Self {
-        Amounts([1, size as i64, requested as i64])
+        Vector([1, size as i64, requested as i64])
     }
 
-    fn sum(self) -> Sum {
-        Amounts([self.0[0], self.0[1]])
+    fn without_requested(self) -> CountBytes {
+        Vector([self.0[0], self.0[1]])
     }
 }
 
-impl Sum {
+impl CountBytes {
     #[inline(always)]
     fn one(size: u64) -> Self {
-        Amounts([1, size as i64])
+        Vector([1, size as i64])
     }
 
     #[inline(always)]
     fn bytes(bytes: u64) -> Self {
-        Amounts([0, bytes as i64])
+        Vector([0, bytes as i64])
     }
 }
 
-/// What came and went, and the most that there was.
-///
-/// What there is follows from what came and went. Whether it is more than ever is asked of the room alone:
-/// how much more there may be before the peak is passed.
+/// A quantity with its peak. The current value is `base` plus `added` minus `removed`. Whether it passes the peak
+/// is told by the headroom alone: by how much it may still rise.
 #[derive(Clone, Copy, Default)]
-struct Level {
-    came: Sum,
-    went: Sum,
-    room: Sum,
-    peak: Sum,
-    /// What there was when what came and went was last set to 0.
-    before: Sum,
+struct Gauge {
+    added: CountBytes,
+    removed: CountBytes,
+    headroom: CountBytes,
+    peak: CountBytes,
+    /// The value when `added` and `removed` were last reset.
+    base: CountBytes,
 }
 
-impl Level {
+impl Gauge {
     #[inline(always)]
-    fn add(&mut self, more: Sum) {
-        self.came = self.came.and(more);
-        self.room = self.room.less(more);
-        if self.room.falls_short() {
+    fn add(&mut self, more: CountBytes) {
+        self.added = self.added.plus(more);
+        self.headroom = self.headroom.minus(more);
+        if self.headroom.any_negative() {
             self.raise();
         }
     }
 
     #[inline(always)]
-    fn take(&mut self, less: Sum) {
-        self.went = self.went.and(less);
-        self.room = self.room.and(less);
+    fn remove(&mut self, less: CountBytes) {
+        self.removed = self.removed.plus(less);
+        self.headroom = self.headroom.plus(less);
     }
 
-    /// Raises the peak to what there is now, where that is more, and finds out how much room there is.
+    /// Raises the peak to the current value, if that is higher, and computes the headroom.
     #[cold]
     #[inline(never)]
     fn raise(&mut self) {
         let now = self.now();
-        self.peak = self.peak.with(now, i64::max);
-        self.room = self.peak.less(now);
+        self.peak = self.peak.zip(now, i64::max);
+        self.headroom = self.peak.minus(now);
     }
 
-    fn now(&self) -> Sum {
-        self.before.and(self.came).less(self.went)
+    fn now(&self) -> CountBytes {
+        self.base.plus(self.added).minus(self.removed)
     }
 
     fn reset_peak(&mut self) {
-        self.peak = Sum::default();
+        self.peak = CountBytes::default();
         self.raise();
     }
 
     fn reset_accumulated(&mut self) {
-        self.before = self.now();
-        (self.came, self.went) = Default::default();
+        self.base = self.now();
+        (self.added, self.removed) = Default::default();
     }
 }
 
-/// Beside the two classes: all.
+/// An index beside those of the two classes: both together.
 const ALL: usize = 2;
 
-/// The same of blocks in each class, and the most that there was of each and of all.
+/// Gauges of live blocks by class, with the peaks of each class and of both.
 ///
-/// The room is that of blocks and of bytes, at least. What comes takes its bytes from it, and what goes
-/// gives the bytes back that were asked for, which are no more. Where the room is used up the peaks are
-/// looked at.
+/// The headroom is a lower bound: of bytes and requested bytes only the smaller is kept, from which an allocation
+/// takes its bytes and to which a free returns its requested bytes, which are no more. Where it is used up the
+/// exact peaks are looked at.
 ///
-/// The classes' amounts lie side by side and not each class's, so that each is added to where it lies:
-/// to gather two for one instruction takes longer.
+/// A quantity of both classes lies side by side, not all of one class's: the compiler would gather two for one
+/// instruction, which takes longer than to add each in place.
 #[derive(Clone, Copy, Default)]
-struct Levels {
-    came: [[i64; 2]; 3],
-    went: [[i64; 2]; 3],
-    count_room: [i64; 3],
-    byte_room: [i64; 3],
-    peaks: [OfBlocks; 3],
-    /// What there was when what came and went was last set to 0.
-    before: [OfBlocks; 2],
+struct ClassGauges {
+    added: [[i64; 2]; 3],
+    removed: [[i64; 2]; 3],
+    count_headroom: [i64; 3],
+    byte_headroom: [i64; 3],
+    peaks: [CountBytesRequested; 3],
+    /// The values when `added` and `removed` were last reset.
+    base: [CountBytesRequested; 2],
 }
 
-impl Levels {
+impl ClassGauges {
     #[inline(always)]
-    fn add(&mut self, class: usize, more: OfBlocks) {
-        for (came, more) in self.came.iter_mut().zip(more.0) {
-            came[class] += more;
+    fn add(&mut self, class: usize, more: CountBytesRequested) {
+        for (added, more) in self.added.iter_mut().zip(more.0) {
+            added[class] += more;
         }
         let mut left = 0;
         for of in [class, ALL] {
-            self.count_room[of] -= more.0[0];
-            self.byte_room[of] -= more.0[1];
-            left |= self.count_room[of] | self.byte_room[of];
+            self.count_headroom[of] -= more.0[0];
+            self.byte_headroom[of] -= more.0[1];
+            left |= self.count_headroom[of] | self.byte_headroom[of];
         }
         if left < 0 {
             self.raise();
@@ -272,60 +332,60 @@ impl Levels {
     }
 
     #[inline(always)]
-    fn take(&mut self, class: usize, less: OfBlocks) {
-        for (went, less) in self.went.iter_mut().zip(less.0) {
-            went[class] += less;
+    fn remove(&mut self, class: usize, less: CountBytesRequested) {
+        for (removed, less) in self.removed.iter_mut().zip(less.0) {
+            removed[class] += less;
         }
         for of in [class, ALL] {
-            self.count_room[of] += less.0[0];
-            self.byte_room[of] += less.0[2];
+            self.count_headroom[of] += less.0[0];
+            self.byte_headroom[of] += less.0[2];
         }
     }
 
-    /// Raises the peaks to what there is now, where that is more, and finds out how much room there is.
+    /// Raises the peaks to the current values, where those are higher, and computes the headroom.
     #[cold]
     #[inline(never)]
     fn raise(&mut self) {
-        for (of, now) in self.levels().into_iter().enumerate() {
-            let peak = self.peaks[of].with(now, i64::max);
-            let room = peak.less(now);
+        for (of, now) in self.now_with_all().into_iter().enumerate() {
+            let peak = self.peaks[of].zip(now, i64::max);
+            let headroom = peak.minus(now);
             self.peaks[of] = peak;
-            self.count_room[of] = room.0[0];
-            self.byte_room[of] = room.0[1].min(room.0[2]);
+            self.count_headroom[of] = headroom.0[0];
+            self.byte_headroom[of] = headroom.0[1].min(headroom.0[2]);
         }
     }
 
-    /// Whether so much more would be more than ever.
+    /// Whether adding `more` would raise a peak.
     #[inline(always)]
-    fn would_raise(&self, class: usize, more: OfBlocks) -> bool {
+    fn would_raise(&self, class: usize, more: CountBytesRequested) -> bool {
         let short = [class, ALL]
-            .map(|of| (self.count_room[of] - more.0[0]) | (self.byte_room[of] - more.0[1]));
-        short[0] | short[1] < 0 && self.would_raise_indeed(class, more)
+            .map(|of| (self.count_headroom[of] - more.0[0]) | (self.byte_headroom[of] - more.0[1]));
+        short[0] | short[1] < 0 && self.would_raise_slow(class, more)
     }
 
     #[cold]
     #[inline(never)]
-    fn would_raise_indeed(&self, class: usize, more: OfBlocks) -> bool {
-        let levels = self.levels();
-        let passes = |of: usize| self.peaks[of].less(levels[of].and(more)).falls_short();
+    fn would_raise_slow(&self, class: usize, more: CountBytesRequested) -> bool {
+        let now = self.now_with_all();
+        let passes = |of: usize| self.peaks[of].minus(now[of].plus(more)).any_negative();
         passes(class) || passes(ALL)
     }
 
-    /// What there is of each class.
-    fn now(&self) -> [OfBlocks; 2] {
-        let (came, went) = (self.came(), of_class(&self.went));
-        [0, 1].map(|class| self.before[class].and(came[class]).less(went[class]))
+    /// The current values of each class.
+    fn now(&self) -> [CountBytesRequested; 2] {
+        let (added, removed) = (self.added(), by_class(&self.removed));
+        [0, 1].map(|class| self.base[class].plus(added[class]).minus(removed[class]))
     }
 
-    /// The same, and of all.
-    fn levels(&self) -> [OfBlocks; 3] {
+    /// The current values of each class and of both.
+    fn now_with_all(&self) -> [CountBytesRequested; 3] {
         let [small, large] = self.now();
-        [small, large, small.and(large)]
+        [small, large, small.plus(large)]
     }
 
-    /// What came since that was last set to 0.
-    fn came(&self) -> [OfBlocks; 2] {
-        of_class(&self.came)
+    /// What was added since the last reset.
+    fn added(&self) -> [CountBytesRequested; 2] {
+        by_class(&self.added)
     }
 
     fn reset_peaks(&mut self) {
@@ -334,80 +394,79 @@ impl Levels {
     }
 
     fn reset_accumulated(&mut self) {
-        self.before = self.now();
-        (self.came, self.went) = Default::default();
+        self.base = self.now();
+        (self.added, self.removed) = Default::default();
     }
 }
 
-fn of_class(amounts: &[[i64; 2]; 3]) -> [OfBlocks; 2] {
-    [0, 1].map(|class| Amounts(amounts.map(|of| of[class])))
+fn by_class(quantities: &[[i64; 2]; 3]) -> [CountBytesRequested; 2] {
+    [0, 1].map(|class| Vector(quantities.map(|it| it[class])))
 }
 
-/// What a class, or all, has of segments and of what is free in them: those are large.
-fn of_segments(of: usize, sum: Sum) -> Sum {
-    match of == Class::Small as usize {
-        true => Sum::default(),
-        false => sum,
+/// What a class, or both, has of segments and of free blocks: those all count as large.
+fn for_class(class: usize, amount: CountBytes) -> CountBytes {
+    match class == Class::Small as usize {
+        true => CountBytes::default(),
+        false => amount,
     }
 }
 
-/// What there is of one class or of both, or was, or what came.
+/// All values of one class or of both: current ones, bases, or what was added.
 #[derive(Clone, Copy)]
-struct State {
-    blocks: OfBlocks,
-    /// Freed by the program while other streams may still use it.
-    pending: Sum,
-    free_blocks: Sum,
-    held: Sum,
+struct Reading {
+    blocks: CountBytesRequested,
+    /// Deferred frees.
+    pending: CountBytes,
+    free_blocks: CountBytes,
+    reserved: CountBytes,
 }
 
-impl State {
-    fn and(self, other: State) -> State {
-        State {
-            blocks: self.blocks.and(other.blocks),
-            pending: self.pending.and(other.pending),
-            free_blocks: self.free_blocks.and(other.free_blocks),
-            held: self.held.and(other.held),
+impl Reading {
+    fn plus(self, other: Reading) -> Reading {
+        Reading {
+            blocks: self.blocks.plus(other.blocks),
+            pending: self.pending.plus(other.pending),
+            free_blocks: self.free_blocks.plus(other.free_blocks),
+            reserved: self.reserved.plus(other.reserved),
         }
     }
 }
 
-/// The most that there was, of one class or of both.
-struct Peak {
-    blocks: OfBlocks,
-    active: Sum,
-    free_blocks: Sum,
-    held: Sum,
+/// The peaks of one class or of both.
+struct Peaks {
+    blocks: CountBytesRequested,
+    active: CountBytes,
+    free_blocks: CountBytes,
+    reserved: CountBytes,
 }
 
-/// What is counted of the blocks of one origin: few figures, from which PyTorch's follow, so that a block
-/// that comes or goes costs a handful of additions. What was removed is what was added less what there is;
-/// active is live and pending together.
+/// The gauges of one origin's blocks. PyTorch's active blocks are the live and the pending ones together.
 #[derive(Clone, Default)]
-struct Account {
-    /// Blocks in use; of those that are pending what was asked for.
-    live: Levels,
-    /// By class.
-    pending: [Sum; 2],
-    /// The same when what came was last set to 0.
-    pending_before: [Sum; 2],
-    /// The most that was live and pending together, of each class and of all. At least what was live.
-    active: [Sum; 3],
+struct BlockGauges {
+    /// Live blocks; the requested bytes of pending ones count here too, as in PyTorch.
+    live: ClassGauges,
+    /// Pending blocks, by class.
+    pending: [CountBytes; 2],
+    /// `pending` at the last reset of the accumulated figures.
+    pending_base: [CountBytes; 2],
+    /// The peak of active blocks, by class and of both, as far as any was pending then; it is the peak of live
+    /// blocks where that is higher.
+    active_peaks: [CountBytes; 3],
 }
 
-impl Account {
+impl BlockGauges {
     #[inline(always)]
     fn allocated(&mut self, size: u64, requested: u64) {
-        let one = OfBlocks::one(size, requested);
+        let one = CountBytesRequested::one(size, requested);
         self.live.add(Class::of(size) as usize, one);
-        if self.is_pending() {
+        if self.has_pending() {
             self.raise_active();
         }
     }
 
-    /// Whether anything is. Where nothing is, the peak of what is active is that of what is live.
+    /// Whether any block is pending. Where none is, active blocks are the live ones.
     #[inline(always)]
-    fn is_pending(&self) -> bool {
+    fn has_pending(&self) -> bool {
         self.pending[0].0[0] | self.pending[1].0[0] != 0
     }
 
@@ -415,23 +474,24 @@ impl Account {
     #[inline(never)]
     fn raise_active(&mut self) {
         let now = self.now_active();
-        for (peak, now) in self.active.iter_mut().zip(now) {
-            *peak = peak.with(now, i64::max);
+        for (peak, now) in self.active_peaks.iter_mut().zip(now) {
+            *peak = peak.zip(now, i64::max);
         }
     }
 
-    /// What is live and pending, of each class and of all.
-    fn now_active(&self) -> [Sum; 3] {
-        let live = self.live.now().map(OfBlocks::sum);
-        let [small, large] = [0, 1].map(|class| live[class].and(self.pending[class]));
-        [small, large, small.and(large)]
+    /// Active blocks, by class and of both.
+    fn now_active(&self) -> [CountBytes; 3] {
+        let live = self.live.now().map(CountBytesRequested::without_requested);
+        let [small, large] = [0, 1].map(|class| live[class].plus(self.pending[class]));
+        [small, large, small.plus(large)]
     }
 
     #[inline]
     fn would_peak(&self, size: u64, requested: u64) -> bool {
         let class = Class::of(size) as usize;
-        self.live.would_raise(class, OfBlocks::one(size, requested))
-            || self.is_pending() && self.would_raise_active(class, size)
+        self.live
+            .would_raise(class, CountBytesRequested::one(size, requested))
+            || self.has_pending() && self.would_raise_active(class, size)
     }
 
     #[cold]
@@ -439,83 +499,83 @@ impl Account {
     fn would_raise_active(&self, class: usize, size: u64) -> bool {
         let now = self.now_active();
         [class, ALL].into_iter().any(|of| {
-            let most = self.active[of].with(self.live.peaks[of].sum(), i64::max);
-            most.less(now[of].and(Sum::one(size))).falls_short()
+            let live = self.live.peaks[of].without_requested();
+            let peak = self.active_peaks[of].zip(live, i64::max);
+            peak.minus(now[of].plus(CountBytes::one(size)))
+                .any_negative()
         })
     }
 
     fn deferred(&mut self, size: u64, requested: u64) {
         let class = Class::of(size) as usize;
-        self.pending[class] = self.pending[class].and(Sum::one(size));
-        // It was counted until just now, so that there was room for it.
-        self.live.went[2][class] -= requested as i64;
+        self.pending[class] = self.pending[class].plus(CountBytes::one(size));
+        // It was live until just now, so that there is headroom for it.
+        self.live.removed[2][class] -= requested as i64;
         for of in [class, ALL] {
-            self.live.byte_room[of] -= requested as i64;
+            self.live.byte_headroom[of] -= requested as i64;
         }
         self.raise_active();
     }
 
-    fn let_go(&mut self, size: u64, requested: u64) {
+    fn deferred_completed(&mut self, size: u64, requested: u64) {
         let class = Class::of(size) as usize;
-        self.pending[class] = self.pending[class].less(Sum::one(size));
-        // There is no more room for it: its bytes went before.
-        self.live.went[2][class] += requested as i64;
+        self.pending[class] = self.pending[class].minus(CountBytes::one(size));
+        // The headroom stays as it is: `remove` added to it when the block was freed.
+        self.live.removed[2][class] += requested as i64;
     }
 
     fn recycled(&mut self, class: Class, count: u64, bytes: u64, requested: u64) {
         for (at, amount) in [count, bytes, requested].into_iter().enumerate() {
-            self.live.came[at][class as usize] += amount as i64;
-            self.live.went[at][class as usize] += amount as i64;
+            self.live.added[at][class as usize] += amount as i64;
+            self.live.removed[at][class as usize] += amount as i64;
         }
     }
 
     fn reset_peaks(&mut self) {
         self.live.reset_peaks();
-        self.active = Default::default();
+        self.active_peaks = Default::default();
         self.raise_active();
     }
 
     fn reset_accumulated(&mut self) {
         self.live.reset_accumulated();
-        self.pending_before = self.pending;
+        self.pending_base = self.pending;
     }
 }
 
-/// The counting itself: of each origin's blocks, and of the memory that they all lie in. All segments are
-/// large, and so is what is free in them: a free block changes its size with almost every block, and to have it
-/// change its class cost a seventh of all the time of a pair.
+/// The counters of a pool: gauges of each origin's blocks, of free blocks and of reserved memory, and plain
+/// counts.
+///
+/// Free blocks and segments all count as large: a free block changes its size with almost every allocation, and to
+/// have it change its class took a seventh of the time of an allocation and a free.
 #[derive(Clone, Default)]
-pub struct Tally {
-    allocator: Account,
-    cuda: Account,
-    free_blocks: Level,
-    held: Level,
-    events: Events,
-    /// Those of the events that PyTorch counts, and that were for requests of [`Origin::Cuda`].
-    cuda_tried: Tried,
+pub struct Counters {
+    allocator: BlockGauges,
+    cuda: BlockGauges,
+    free_blocks: Gauge,
+    reserved: Gauge,
+    counts: Counts,
+    /// Counts by origin that were for requests of [`Origin::Cuda`].
+    cuda_counts: Counts,
 }
 
-/// What was tried for requests that did not fit: retries, refusals, waits for the device.
-#[derive(Clone, Copy, Default)]
-pub struct Tried([u64; 3]);
-
-impl Deref for Tally {
-    type Target = Events;
-    fn deref(&self) -> &Events {
-        &self.events
+impl Deref for Counters {
+    type Target = Counts;
+    fn deref(&self) -> &Counts {
+        &self.counts
     }
 }
 
-impl DerefMut for Tally {
+impl DerefMut for Counters {
     #[inline]
-    fn deref_mut(&mut self) -> &mut Events {
-        &mut self.events
+    fn deref_mut(&mut self) -> &mut Counts {
+        &mut self.counts
     }
 }
 
-impl Tally {
+impl Counters {
     #[inline(always)]
-    fn of(&self, origin: Origin) -> &Account {
+    fn of(&self, origin: Origin) -> &BlockGauges {
         match origin {
             Origin::Allocator => &self.allocator,
             Origin::Cuda => &self.cuda,
@@ -523,53 +583,52 @@ impl Tally {
     }
 
     #[inline(always)]
-    fn of_mut(&mut self, origin: Origin) -> &mut Account {
+    fn of_mut(&mut self, origin: Origin) -> &mut BlockGauges {
         match origin {
             Origin::Allocator => &mut self.allocator,
             Origin::Cuda => &mut self.cuda,
         }
     }
 
-    /// A block was handed out.
+    /// A block was allocated.
     #[inline(always)]
     pub fn allocated(&mut self, origin: Origin, size: u64, requested: u64) {
         self.of_mut(origin).allocated(size, requested);
     }
 
-    /// Whether handing out a block of this size would set any peak anew. One that is too large to be
-    /// looked at sets none.
+    /// Whether allocating a block of this size would raise a peak. One above the largest request does not.
     #[inline]
     pub fn would_peak(&self, origin: Origin, size: u64, requested: u64) -> bool {
         size <= crate::core::LARGEST_REQUEST && self.of(origin).would_peak(size, requested)
     }
 
-    /// The program gave the block back.
+    /// A live block was freed.
     #[inline(always)]
     pub fn freed(&mut self, origin: Origin, size: u64, requested: u64) {
-        let one = OfBlocks::one(size, requested);
+        let one = CountBytesRequested::one(size, requested);
         let live = &mut self.of_mut(origin).live;
-        live.take(Class::of(size) as usize, one);
+        live.remove(Class::of(size) as usize, one);
     }
 
-    /// The same, out of the way of [`Tally::freed`] for the allocator's own.
+    /// [`Counters::freed`] out of line, for the rarer origin.
     #[inline(never)]
     pub fn freed_by(&mut self, origin: Origin, size: u64, requested: u64) {
         self.freed(origin, size, requested);
     }
 
-    /// The block that was given back may still be in use on another stream. Until it is not, what
-    /// was asked for counts as such, as in PyTorch.
+    /// A free, counted by [`Counters::freed`], is deferred: the block is pending. Its requested bytes go on
+    /// counting, as in PyTorch.
     pub fn deferred(&mut self, origin: Origin, size: u64, requested: u64) {
         self.of_mut(origin).deferred(size, requested);
     }
 
-    /// It is so no more.
-    pub fn let_go(&mut self, origin: Origin, size: u64, requested: u64) {
-        self.of_mut(origin).let_go(size, requested);
+    /// A block is pending no more.
+    pub fn deferred_completed(&mut self, origin: Origin, size: u64, requested: u64) {
+        self.of_mut(origin).deferred_completed(size, requested);
     }
 
-    /// Blocks of one class went back and were handed out again unchanged, `count` times in all,
-    /// without ever being free. No peak can have been passed: each went back first.
+    /// A cache above the pool took blocks of one class back and gave them out again, `count` times in all. No
+    /// peak can have been passed, as each was freed first. Sizes are in bytes, over all times.
     pub fn recycled(
         &mut self,
         origin: Origin,
@@ -578,195 +637,193 @@ impl Tally {
         bytes: u64,
         requested: u64,
     ) {
-        self.events.hits += count;
-        let account = self.of_mut(origin);
-        account.recycled(class, count, bytes, requested);
+        self.counts.hits += count;
+        let gauges = self.of_mut(origin);
+        gauges.recycled(class, count, bytes, requested);
     }
 
-    /// What was tried up to now that is not known to have been for others than the allocator.
-    pub fn tried(&self) -> Tried {
-        let Events {
-            alloc_retries,
-            ooms,
-            syncs,
-            ..
-        } = self.events;
-        Tried([alloc_retries, ooms, syncs])
+    /// The counts now, before a request that may be [`Origin::Cuda`]'s.
+    pub fn counts(&self) -> Counts {
+        self.counts
     }
 
-    /// What has been tried since was for a request of [`Origin::Cuda`].
-    pub fn tried_for_cuda(&mut self, before: Tried) {
-        let now = self.tried();
-        for (at, for_cuda) in self.cuda_tried.0.iter_mut().enumerate() {
-            *for_cuda += now.0[at] - before.0[at];
+    /// What was counted by origin since `before` was for a request of [`Origin::Cuda`].
+    pub fn attribute_to_cuda(&mut self, before: Counts) {
+        for count in TORCH_COUNTS.iter().filter(|it| it.by_origin) {
+            let before = count.of(&before);
+            let now = std::mem::replace((count.field)(&mut self.counts), before);
+            *(count.field)(&mut self.cuda_counts) += now - before;
         }
-        self.set_tried(before);
     }
 
-    fn set_tried(&mut self, tried: Tried) {
-        let events = &mut self.events;
-        [events.alloc_retries, events.ooms, events.syncs] = tried.0;
-    }
-
-    /// A free block of `size` bytes is there that was not.
+    /// A free block of `size` bytes was added.
     #[inline(always)]
     pub fn free_block_added(&mut self, size: u64) {
-        self.free_blocks.add(Sum::one(size));
+        self.free_blocks.add(CountBytes::one(size));
     }
 
-    /// A free block is there no more.
+    /// A free block was removed.
     #[inline(always)]
     pub fn free_block_removed(&mut self, size: u64) {
-        self.free_blocks.take(Sum::one(size));
+        self.free_blocks.remove(CountBytes::one(size));
     }
 
-    /// So many bytes became free, and one free block with so many free blocks beside them, two at most.
+    /// `size` bytes became free and were coalesced with this many neighbours, two at most.
     #[inline(always)]
-    pub fn free_block_coalesced(&mut self, size: u64, beside: u64) {
-        let goes = beside / 2;
-        self.free_blocks.take(Amounts([goes as i64, 0]));
-        let comes = 1 + goes - beside;
-        self.free_blocks.add(Amounts([comes as i64, size as i64]));
+    pub fn free_block_coalesced(&mut self, size: u64, neighbours: u64) {
+        let removed = neighbours / 2;
+        self.free_blocks.remove(Vector([removed as i64, 0]));
+        let added = 1 + removed - neighbours;
+        self.free_blocks.add(Vector([added as i64, size as i64]));
     }
 
     /// A free block became `more` bytes larger.
     pub fn free_block_grown(&mut self, more: u64) {
-        self.free_blocks.add(Sum::bytes(more));
+        self.free_blocks.add(CountBytes::bytes(more));
     }
 
-    /// A free block became `less` bytes smaller, and is not gone.
+    /// A free block became `less` bytes smaller.
     #[inline(always)]
     pub fn free_block_shrunk(&mut self, less: u64) {
-        self.free_blocks.take(Sum::bytes(less));
+        self.free_blocks.remove(CountBytes::bytes(less));
     }
 
-    /// Memory was taken from the driver.
+    /// A chunk or a plain segment was taken from the driver.
     pub fn chunk_added(&mut self, size: u64) {
-        self.events.device_allocs += 1;
-        self.held.add(Sum::one(size));
+        self.counts.device_allocs += 1;
+        self.reserved.add(CountBytes::one(size));
     }
 
-    /// Memory was given back to the driver.
+    /// A chunk or a plain segment was given back to the driver.
     pub fn chunk_removed(&mut self, size: u64) {
-        self.events.device_frees += 1;
-        self.held.take(Sum::one(size));
+        self.counts.device_frees += 1;
+        self.reserved.remove(CountBytes::one(size));
     }
 
-    /// Bytes of each origin's blocks in use.
+    /// Bytes of an origin's live blocks.
     pub fn in_use(&self, origin: Origin) -> u64 {
-        self.of(origin).live.levels()[ALL].get(1)
+        self.of(origin).live.now_with_all()[ALL].get(1)
     }
 
-    /// Bytes held from the driver.
-    pub fn held(&self) -> u64 {
-        self.held.now().get(1)
+    /// Bytes reserved from the driver.
+    pub fn reserved(&self) -> u64 {
+        self.reserved.now().get(1)
     }
 
-    /// Everything counted so far, with the blocks of this origin.
-    pub fn read(&self, origin: Origin) -> Counters {
-        let Tally {
-            free_blocks, held, ..
+    /// The statistics, with the blocks of this origin.
+    pub fn read(&self, origin: Origin) -> PoolStats {
+        let Counters {
+            free_blocks,
+            reserved,
+            ..
         } = self;
-        let Account {
+        let BlockGauges {
             live,
             pending,
-            pending_before,
-            active,
+            pending_base,
+            active_peaks,
         } = self.of(origin);
-        let states = |blocks: [OfBlocks; 2], pending: [Sum; 2], free_blocks: Sum, held: Sum| {
-            let [small, large] = [0, 1].map(|class| State {
+        let readings = |blocks: [CountBytesRequested; 2],
+                        pending: [CountBytes; 2],
+                        free_blocks: CountBytes,
+                        reserved: CountBytes| {
+            let [small, large] = [0, 1].map(|class| Reading {
                 blocks: blocks[class],
                 pending: pending[class],
-                free_blocks: of_segments(class, free_blocks),
-                held: of_segments(class, held),
+                free_blocks: for_class(class, free_blocks),
+                reserved: for_class(class, reserved),
             });
-            [small, large, small.and(large)]
+            [small, large, small.plus(large)]
         };
-        let before = states(
-            live.before,
-            *pending_before,
-            free_blocks.before,
-            held.before,
+        let base = readings(live.base, *pending_base, free_blocks.base, reserved.base);
+        let added = readings(
+            live.added(),
+            Default::default(),
+            free_blocks.added,
+            reserved.added,
         );
-        let came = states(live.came(), Default::default(), free_blocks.came, held.came);
-        let now = states(live.now(), *pending, free_blocks.now(), held.now());
+        let now = readings(live.now(), *pending, free_blocks.now(), reserved.now());
         let [small, large, all] = [0, 1, ALL].map(|of| {
-            let peak = Peak {
+            let peaks = Peaks {
                 blocks: live.peaks[of],
-                active: active[of],
-                free_blocks: of_segments(of, free_blocks.peak),
-                held: of_segments(of, held.peak),
+                active: active_peaks[of],
+                free_blocks: for_class(of, free_blocks.peak),
+                reserved: for_class(of, reserved.peak),
             };
-            usage(&before[of], &came[of], &now[of], &peak)
+            usage(&base[of], &added[of], &now[of], &peaks)
         });
-        let mut events = self.events;
+        let mut counts = self.counts;
         if origin == Origin::Cuda {
-            [events.alloc_retries, events.ooms, events.syncs] = self.cuda_tried.0;
+            for count in TORCH_COUNTS.iter().filter(|it| it.by_origin) {
+                *(count.field)(&mut counts) = count.of(&self.cuda_counts);
+            }
         }
-        Counters {
+        PoolStats {
             all,
             small,
             large,
             pending_bytes: now[ALL].pending.get(1),
-            events,
+            counts,
         }
     }
 
-    /// Sets every peak to what there is now.
+    /// Sets every peak to the current value.
     pub fn reset_peaks(&mut self) {
         self.allocator.reset_peaks();
         self.cuda.reset_peaks();
         self.free_blocks.reset_peak();
-        self.held.reset_peak();
+        self.reserved.reset_peak();
     }
 
-    /// Starts counting anew what was ever added and removed, as PyTorch's
-    /// `reset_accumulated_memory_stats`: `allocated` and `freed` are 0 after it, and so are the five
-    /// events that PyTorch counts.
+    /// PyTorch's `reset_accumulated_memory_stats`: sets what was ever allocated and freed to 0, and
+    /// [`TORCH_COUNTS`].
     pub fn reset_accumulated(&mut self) {
         self.allocator.reset_accumulated();
         self.cuda.reset_accumulated();
         self.free_blocks.reset_accumulated();
-        self.held.reset_accumulated();
-        self.events.device_allocs = 0;
-        self.events.device_frees = 0;
-        self.set_tried(Tried::default());
-        self.cuda_tried = Tried::default();
+        self.reserved.reset_accumulated();
+        for count in &TORCH_COUNTS {
+            *(count.field)(&mut self.counts) = 0;
+        }
+        self.cuda_counts = Counts::default();
     }
 }
 
-fn usage(before: &State, came: &State, now: &State, peak: &Peak) -> Usage {
-    let flow = |before: u64, added: u64, current: u64, peak| Flow {
+/// PyTorch's statistics of one class, or of both. What was removed is what was there and added less what is left.
+fn usage(base: &Reading, added: &Reading, now: &Reading, peaks: &Peaks) -> Usage {
+    let stat = |base: u64, added: u64, current: u64, peak| Stat {
         allocated: added,
-        freed: before + added - current,
+        freed: base + added - current,
         current,
         peak,
     };
-    let flows = |before: Sum, added: Sum, now: Sum, peak: Sum| {
-        [0, 1].map(|at| flow(before.get(at), added.get(at), now.get(at), peak.get(at)))
+    let stats = |base: CountBytes, added: CountBytes, now: CountBytes, peak: CountBytes| {
+        [0, 1].map(|at| stat(base.get(at), added.get(at), now.get(at), peak.get(at)))
     };
-    let (was_live, is_live) = (before.blocks.sum(), now.blocks.sum());
-    let (was_active, is_active) = (was_live.and(before.pending), is_live.and(now.pending));
-    // Where nothing was pending the two are the same.
-    let most_active = peak.active.with(peak.blocks.sum(), i64::max);
-    let live = came.blocks.sum();
-    let [allocation, allocated_bytes] = flows(was_live, live, is_live, peak.blocks.sum());
-    let [active, active_bytes] = flows(was_active, live, is_active, most_active);
-    let [inactive_split, inactive_split_bytes] = flows(
-        before.free_blocks,
-        came.free_blocks,
+    let [base_live, added_live, now_live] =
+        [base, added, now].map(|it| it.blocks.without_requested());
+    let live_peak = peaks.blocks.without_requested();
+    let [allocation, allocated_bytes] = stats(base_live, added_live, now_live, live_peak);
+    let base_active = base_live.plus(base.pending);
+    let now_active = now_live.plus(now.pending);
+    let active_peak = peaks.active.zip(live_peak, i64::max);
+    let [active, active_bytes] = stats(base_active, added_live, now_active, active_peak);
+    let [inactive_split, inactive_split_bytes] = stats(
+        base.free_blocks,
+        added.free_blocks,
         now.free_blocks,
-        peak.free_blocks,
+        peaks.free_blocks,
     );
-    let [segment, reserved_bytes] = flows(before.held, came.held, now.held, peak.held);
+    let [segment, reserved_bytes] =
+        stats(base.reserved, added.reserved, now.reserved, peaks.reserved);
     Usage {
         allocation,
         allocated_bytes,
-        requested_bytes: flow(
-            before.blocks.get(2),
-            came.blocks.get(2),
+        requested_bytes: stat(
+            base.blocks.get(2),
+            added.blocks.get(2),
             now.blocks.get(2),
-            peak.blocks.get(2),
+            peaks.blocks.get(2),
         ),
         active,
         active_bytes,
@@ -824,7 +881,7 @@ mod tests {
     #[test]
     fn what_is_free_is_that_of_a_plain_account_after_every_step() {
         let mut random = random();
-        let mut tally = Tally::default();
+        let mut counters = Counters::default();
         // Free blocks and their bytes: how many there are, the most, and how many ever came.
         let (mut now, mut peak, mut came) = ([0u64; 2], [0u64; 2], [0u64; 2]);
         for step in 0..20_000 {
@@ -832,26 +889,26 @@ mod tests {
             let more = match random(4) {
                 0 => {
                     let beside = random(3).min(now[0]);
-                    tally.free_block_coalesced(size, beside);
+                    counters.free_block_coalesced(size, beside);
                     now[0] -= beside.saturating_sub(1);
                     [u64::from(beside == 0), size]
                 }
                 1 if now[0] > 0 && now[1] > size => {
-                    tally.free_block_shrunk(size);
+                    counters.free_block_shrunk(size);
                     now[1] -= size;
                     [0, 0]
                 }
                 2 if now[0] > 1 && now[1] > size => {
-                    tally.free_block_removed(size);
+                    counters.free_block_removed(size);
                     now = [now[0] - 1, now[1] - size];
                     [0, 0]
                 }
                 3 if now[0] > 0 => {
-                    tally.free_block_grown(size);
+                    counters.free_block_grown(size);
                     [0, size]
                 }
                 _ => {
-                    tally.free_block_added(size);
+                    counters.free_block_added(size);
                     [1, size]
                 }
             };
@@ -862,18 +919,18 @@ mod tests {
             peak = [0, 1].map(|of| peak[of].max(now[of]));
             match random(500) {
                 0 => {
-                    tally.reset_peaks();
+                    counters.reset_peaks();
                     peak = now;
                 }
                 1 => {
-                    tally.reset_accumulated();
+                    counters.reset_accumulated();
                     came = [0; 2];
                 }
                 _ => {}
             }
-            let Counters {
+            let PoolStats {
                 all, small, large, ..
-            } = tally.read(Origin::Allocator);
+            } = counters.read(Origin::Allocator);
             let flows = [all.inactive_split, all.inactive_split_bytes];
             assert_eq!(flows.map(|it| it.current), now, "step {step}");
             assert_eq!(flows.map(|it| it.peak), peak, "step {step}");
@@ -887,7 +944,7 @@ mod tests {
     #[test]
     fn peaks_are_those_of_a_plain_account_after_every_step() {
         let mut random = random();
-        let mut tally = Tally::default();
+        let mut counters = Counters::default();
         let mut plain = [Plain::default(); 3];
         let (mut live, mut pending) = (Vec::new(), Vec::new());
         for step in 0..20_000 {
@@ -907,20 +964,20 @@ mod tests {
                 }
                 let peaks = (0..3).any(|of| plain[of].peak != before[of].peak);
                 assert_eq!(
-                    tally.would_peak(Origin::Allocator, size, requested),
+                    counters.would_peak(Origin::Allocator, size, requested),
                     peaks,
                     "step {step}"
                 );
-                tally.allocated(Origin::Allocator, size, requested);
+                counters.allocated(Origin::Allocator, size, requested);
                 live.push((size, requested));
             } else {
                 let at = random(live.len() as u64) as usize;
                 let (size, requested) = live.swap_remove(at);
                 let class = Class::of(size) as usize;
                 let waits = random(4) == 0;
-                tally.freed(Origin::Allocator, size, requested);
+                counters.freed(Origin::Allocator, size, requested);
                 if waits {
-                    tally.deferred(Origin::Allocator, size, requested);
+                    counters.deferred(Origin::Allocator, size, requested);
                     pending.push((size, requested));
                 }
                 for of in [class, ALL] {
@@ -935,7 +992,7 @@ mod tests {
             if random(6) == 0
                 && let Some((size, requested)) = pending.pop()
             {
-                tally.let_go(Origin::Allocator, size, requested);
+                counters.deferred_completed(Origin::Allocator, size, requested);
                 for of in [Class::of(size) as usize, ALL] {
                     plain[of].change(|now| {
                         for (at, less) in [requested, 1, size].into_iter().enumerate() {
@@ -946,14 +1003,14 @@ mod tests {
             }
             match random(500) {
                 0 => {
-                    tally.reset_peaks();
+                    counters.reset_peaks();
                     plain.iter_mut().for_each(|it| it.peak = it.now);
                 }
-                1 => tally.reset_accumulated(),
+                1 => counters.reset_accumulated(),
                 _ => {}
             }
-            let counters = tally.read(Origin::Allocator);
-            for (of, usage) in [&counters.small, &counters.large, &counters.all]
+            let stats = counters.read(Origin::Allocator);
+            for (of, usage) in [&stats.small, &stats.large, &stats.all]
                 .into_iter()
                 .enumerate()
             {

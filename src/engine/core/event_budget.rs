@@ -1,16 +1,17 @@
-//! How much of the program's time goes into events for single frees.
+//! The event budget: how much of the program's time goes into events for single frees.
 //!
-//! An event costs several times what a free does. A training job frees a few hundred blocks a step, and would
-//! not notice; a loop that does little else would.
+//! An event costs several times what a free does. A training job frees a few hundred blocks a step and does not
+//! notice; a loop that does little else would.
 
-/// How long the time is looked at before it is judged, in nanoseconds. Little, so that a loop which does
-/// nothing else is found out soon.
+/// The time over which events are added up before they are judged, in nanoseconds: short, so that such a loop
+/// is noticed soon.
 const WINDOW: u64 = 2_000_000;
 
 /// The share of a window that events may take, in thousandths. A backward pass frees in bursts.
 const SHARE: u64 = 100;
 
-/// For how many windows there are none where they took more, at first and at most.
+/// For how many windows events pause after one where they took more: at first, and at most, as it doubles each
+/// time.
 const PAUSE: u64 = 32;
 const LONGEST_PAUSE: u64 = 1024;
 
@@ -19,7 +20,7 @@ pub struct EventBudget {
     /// Since when `spent` counts.
     since: u64,
     spent: u64,
-    /// Until when there are no events, and for how many windows the next time.
+    /// Events pause until then, and for how many windows the next time.
     paused_until: u64,
     pause: u64,
 }
@@ -50,7 +51,7 @@ impl EventBudget {
         (self.since, self.spent) = (now, 0);
     }
 
-    /// Whether there is time for events.
+    /// Whether events may be recorded.
     pub fn allows(&mut self, now: u64) -> bool {
         if now < self.paused_until {
             return false;

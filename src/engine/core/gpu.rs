@@ -63,7 +63,7 @@ pub trait Gpu {
 
     /// The program is asking for memory on this stream, until the next call. If the stream is being
     /// captured, nothing may be recorded, asked or waited for meanwhile: it would end the capture.
-    fn attend(&mut self, stream: Option<StreamKey>);
+    fn set_requesting_stream(&mut self, stream: Option<StreamKey>);
     /// Whether the device has more than one stream, as far as is known.
     fn has_several_streams(&self) -> bool;
     /// Whether the stream is known to have done all that it was given, without an event: that is work to who
@@ -74,14 +74,14 @@ pub trait Gpu {
     /// in a capture, or where the stream may be gone. Never waits, and breaks no capture.
     ///
     /// [`ALL_STREAMS`]: super::ALL_STREAMS
-    fn record(&mut self, stream: StreamKey) -> Option<Event>;
+    fn record_event(&mut self, stream: StreamKey) -> Option<Event>;
     /// Whether all work before the event is done. Never waits.
-    fn passed(&mut self, event: Event) -> bool;
+    fn has_completed(&mut self, event: Event) -> bool;
     /// Makes the work that is submitted to the stream from now on run after all work before the event.
     /// The program is using the stream just now. Never waits. False where that is not possible.
-    fn order(&mut self, event: Event, stream: StreamKey) -> bool;
+    fn stream_wait_event(&mut self, event: Event, stream: StreamKey) -> bool;
     /// The event is not needed any more.
-    fn forget(&mut self, event: Event);
+    fn release_event(&mut self, event: Event);
     /// Whether waiting is possible now: not in a capture.
     fn may_wait(&self) -> bool;
     /// Waits until the device is idle, and other devices whose streams use its memory. False where waiting is

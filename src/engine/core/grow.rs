@@ -1,275 +1,179 @@
-//! Growing: room for a request at the end of mapped memory, out of chunks that move there and new ones.
+//! Growth: creating chunks behind mapped memory, how large they are, and where the run that grows goes on.
+//!
+//! An arena's mapped memory lies in *runs* without a gap. One of them grows: the *cursor* is where its next
+//! chunk is mapped, and the *tail* the block that ends there.
 
-use crate::core::arena::{ArenaId, SHARED_ARENA};
-use crate::core::block::{BlockId, NONE, State};
-use crate::core::gpu::{Gpu, Refusal};
-use crate::core::journal::Happening;
-use crate::core::pool::Pool;
+use super::arena::{ArenaId, SHARED_ARENA};
+use super::block::{BlockId, BlockState, NONE};
+use super::gpu::{Gpu, Refusal};
+use super::memory_events::MemoryEvent;
+use super::pool::Pool;
 
-/// Growth for one request need not make more chunks than so many, however little is held so far:
-/// llama_lora_ckpt then comes to its peak with 2,200 chunks rather than 2,600, a quarter less of the driver's
-/// time. A larger share of a request costs memory: with 32, llama_serve holds 1.0114 of what is live rather
-/// than 1.0090, and generated training (`tests/workloads`), in its second run, 1.0106 rather than 1.0087.
-const CHUNKS: u64 = 48;
+/// One request need not create more chunks than this, however little is reserved: llama_lora_ckpt then reaches
+/// its peak with a quarter less of the driver's time. A larger part of a request costs memory: at 32
+/// llama_serve reserves 1.0114 of what is live rather than 1.0090.
+const CHUNKS_PER_REQUEST: u64 = 48;
 
-/// The largest chunk that is made for the sake of a large request: with 16 MiB llama_lora_ckpt, where work is
-/// late, holds 1.012 of what is live rather than 1.009. A request for more than all that is held so far has
-/// chunks by what is held afterwards. In larger ones, should it be freed soon, what comes next finds none that
-/// can move: with 8 MiB llama_serve behind such a block of 3 GB holds 1.042 of what is live, and in smaller ones
-/// than that an arena of most of the device's memory takes a third of a second.
-const LARGEST: u64 = 8 << 20;
+/// The largest chunk that is created for the sake of a large request, in bytes. At 16 MiB llama_lora_ckpt,
+/// with late work, reserves 1.012 of what is live rather than 1.009. A request for more than all that is
+/// reserved is not bound by it.
+const LARGEST_CHUNK: u64 = 8 << 20;
 
-/// A private pool reserves so many bytes of addresses at first, and each time as many again as it has: a
-/// process has 47 bits of them, for the host's memory too, and a program may have a thousand pools, one for
-/// each CUDA graph. No chunks move there, which would use addresses up.
-const PRIVATE: u64 = 64 << 20;
+/// What a private arena reserves of addresses at first, in bytes, and each time as many again as it has: a
+/// process has 47 bits of them, and a program may have a thousand private pools, one for each CUDA graph.
+/// Nothing is remapped there, which would use addresses up.
+const PRIVATE_RESERVATION: u64 = 64 << 20;
 
-/// By how much chunks are larger where memory is whole: what a chunk costs does not depend on its size, and
-/// what larger ones lose are the parts of them that lie free beside blocks in use. With 4/3 the traces take
-/// 2 % less of the driver's time from an empty pool, with 3/2 3 %, with 2 5 %; but with 2 two programs at once
-/// (`tests/workloads`) hold 1.0304 of what is live where work is late, rather than 1.0284.
-const LARGER: (u64, u64) = (3, 2);
+/// By how much chunks are larger where free memory is not fragmented, as a fraction: a chunk's cost does not
+/// depend on its size. At 3/2 the traces take 3 % less of the driver's time from an empty pool; at 2, 5 %, but
+/// two programs at once (`tests/workloads`) reserve 1.0304 of what is live rather than 1.0284.
+const LARGER_CHUNKS: (u64, u64) = (3, 2);
 
-/// Memory is whole where whole free chunks are all of what is free but this part of the slack. With all of
-/// the slack prefetch_streams, where work is late, holds 1.011 of what is live rather than 1.009; with a
-/// quarter of it hardly any memory is whole.
-const LOST: u64 = 2;
+/// Unfragmented: free bytes outside wholly free chunks are under 1/FRAGMENTED of the slack. At 1
+/// prefetch_streams, with late work, reserves 1.011 of what is live rather than 1.009.
+const FRAGMENTED: u64 = 2;
 
-/// And only once this part of what is live has been freed before: while a program loads its weights all
-/// memory is. Larger chunks from the start had two programs at once hold 1.032 of what is live in their
-/// second run, rather than 1.026.
-const FREED: u64 = 2;
+/// And 1/FREED_SHARE of what is live has been freed before, as a program that loads its weights is never
+/// fragmented. Without it two programs at once reserve 1.032 of what is live rather than 1.026.
+const FREED_SHARE: u64 = 2;
 
-/// The share of what is held that a chunk has under a limit, which makes waste dear: the smallest limit of
-/// gpt2_varlen would be 1.0055 of what is live, rather than 1.0043, with seven eighths of it.
-const LIMITED_SHARE: u64 = 2048;
+/// [`Tuning::share`](super::Tuning::share) under a limit, which makes waste dear: the smallest limit of
+/// gpt2_varlen is 1.0043 of what is live, and 1.0055 with seven eighths of this.
+const SHARE_UNDER_LIMIT: u64 = 2048;
 
-/// For a request of so many chunks it is looked up where least of it is missing, before chunks move, and it
-/// gets a run of its own where that is nearly all of it: there are addresses to spare behind such a run, so
-/// that the next request that is a little larger has only the difference moved. A job whose largest tensors
-/// change from step to step has a few such blocks: llama_lora_ckpt takes 81 ms of driver calls for 15 more
-/// passes rather than 201. With half as many chunks, llama_serve holds 1.011 of what is live rather than
-/// 1.009, in runs that join with nothing.
-const ROOMY: u64 = 128;
+/// A request of this many chunks goes to the run that misses least of it, or to one of its own, which has
+/// addresses to spare behind it: the next request that is a little larger remaps only the difference.
+/// llama_lora_ckpt takes 81 ms of driver calls for 15 more passes rather than 201. At 64 llama_serve reserves
+/// 1.011 of what is live rather than 1.009.
+const OWN_RUN: u64 = 128;
 
-/// How many free blocks are looked at for one that growth had better go on from.
+/// How many free blocks of a list are looked at for the run that misses least.
 const LOOKED_AT: usize = 64;
 
-/// How far memory may grow past the highest live figure, as a part of that, where moving takes too much of
-/// the program's time. 2000 blocks of up to 16 MiB that are replaced at random need 1.15 of what is live
-/// or so for none of them to be moved.
-const CALM: u64 = 6;
+/// How far memory may grow past the peak of live memory, as a part of that, where remapping takes too much
+/// time: 2000 blocks of up to 16 MiB replaced at random need 1.15 of what is live to need no remapping.
+const MAX_PAST_PEAK: u64 = 6;
 
-/// Such growth is for memory that is held past the ceiling already by this part of the highest live figure:
-/// where moving keeps the ceiling, it goes on.
-const CUT_UP: u64 = 32;
+/// It may only where reserved memory exceeds the slack already by this part of the peak of live memory: where
+/// remapping keeps within the slack, it goes on.
+const PAST_SLACK: u64 = 32;
 
-/// One of the chunks, each half again as large as `size` at most, that give so many bytes, whole granules.
-/// What is left over where no whole number of that size does makes them larger, or smaller, by the same: a
-/// chunk of its own would cost as much as any.
-fn even(bytes: u64, size: u64, granularity: u64) -> u64 {
+/// How far an arena may grow for a request.
+#[derive(Clone, Copy)]
+pub(super) struct Slack {
+    /// The peak of live bytes, this request included.
+    peak: u64,
+    /// The bytes that may be reserved: the peak and the slack above it.
+    ceiling: u64,
+    /// By how much memory may grow now to stay below that, in whole granules.
+    pub bytes: u64,
+}
+
+/// The size of the first of equal chunks that give `bytes` in all, each about `size` and at most half as large
+/// again. All are whole granules.
+fn even_chunk(bytes: u64, size: u64, granularity: u64) -> u64 {
     let count = ((bytes + size / 2) / size).max(1);
     (bytes / count).next_multiple_of(granularity)
 }
 
 impl<G: Gpu> Pool<G> {
-    /// The size of a chunk to create now. A setting's is the largest; the pool's own is to the nearest
-    /// granule, from two granules on.
-    pub(super) fn chunk_size(&self, arena: ArenaId) -> u64 {
-        let reserved = self.arenas[arena as usize].reserved;
-        match self.policy.chunk {
-            0 if self.gpu.is_limited() => self.whole(reserved / LIMITED_SHARE),
-            0 => self.chunk_size_of(reserved),
-            chunk => self.whole(chunk.min(crate::core::LARGEST_REQUEST)),
-        }
-    }
-
-    /// The pool's own choice where so much is held.
-    fn chunk_size_of(&self, held: u64) -> u64 {
-        let share = held / self.policy.tuning.share;
-        match share < 2 * self.granularity {
-            true => self.granularity,
-            false => self.whole(share + self.granularity / 2),
-        }
-    }
-
-    /// Whether a chunk may be larger than [`Self::chunk_size`]: not where a setting says how large they may
-    /// be, or a limit makes waste dear.
-    fn may_be_larger(&self) -> bool {
-        self.policy.chunk == 0 && !self.gpu.is_limited()
-    }
-
-    /// The size of a chunk for growth by so many bytes at once.
-    fn chunk_size_for(&self, bytes: u64, arena: ArenaId) -> u64 {
-        let size = self.chunk_size(arena);
-        if !self.may_be_larger() {
-            return size;
-        }
-        // That is to look at many free blocks: only where it can spare a chunk.
-        let several = bytes > size && size > self.granularity;
-        let reserved = self.arenas[arena as usize].reserved;
-        let size = match several && self.is_whole(arena) {
-            true => self.chunk_size_of(reserved * LARGER.0 / LARGER.1),
-            false => size,
-        };
-        size.max(match bytes >= reserved {
-            true => self.chunk_size_of(reserved + bytes),
-            false => self.whole(bytes / CHUNKS).min(LARGEST),
-        })
-    }
-
-    /// Whether little of the arena's free memory is cut up, and enough was freed to know.
-    fn is_whole(&self, id: ArenaId) -> bool {
+    /// How far the arena may grow for a request. Refuses one that cannot be met even with all free memory, so
+    /// that it takes nothing first.
+    pub(super) fn growth_within_slack(&mut self, size: u64, id: ArenaId) -> Result<Slack, Refusal> {
         let arena = &self.arenas[id as usize];
-        // The free blocks are looked at last, as there may be many.
-        let lost = || arena.reserved - arena.live - self.free_chunks(id);
-        id == SHARED_ARENA
-            && self.epochs.freed() >= arena.live / FREED
-            && lost() * 1000 * LOST < arena.reserved * self.policy.tuning.slack
-    }
-
-    /// Bytes of the arena's whole free chunks.
-    fn free_chunks(&self, id: ArenaId) -> u64 {
-        let chunks = &self.arenas[id as usize].chunks;
-        let lists = self.lists.of_arena(id);
-        let free_blocks = lists.flat_map(|(_, it)| it.all_free(&self.blocks, self.granularity));
-        free_blocks
-            .flat_map(|free_block| chunks.inside(free_block.address, free_block.end()))
-            .map(|chunk| chunks.get(chunk).size)
-            .sum()
-    }
-
-    /// The least that the chunks of one growth have while it goes on. They are equal, as far as it may be and
-    /// where what is held does not grow to twice as much and more.
-    fn least_chunk_size(&self, arena: ArenaId) -> u64 {
-        match self.may_be_larger() {
-            true => self.chunk_size(arena) / 2,
-            false => self.chunk_size(arena),
-        }
-    }
-
-    /// The next chunk of those that give so many bytes, [`even`] where they may be.
-    fn next_chunk(&self, bytes: u64, size: u64) -> u64 {
-        let bytes = bytes.next_multiple_of(self.granularity);
-        match self.may_be_larger() {
-            true => even(bytes, size, self.granularity),
-            false => bytes.min(size),
-        }
-    }
-
-    /// Whole granules, one at least.
-    fn whole(&self, bytes: u64) -> u64 {
-        (bytes / self.granularity * self.granularity).max(self.granularity)
-    }
-
-    /// Makes a free block of at least `size` bytes at the end of mapped memory.
-    pub(super) fn extend(&mut self, size: u64, list: u16) -> Result<BlockId, Refusal> {
-        let id = self.lists.get(list).arena;
-        if self.arenas[id as usize].supplied {
-            return Err(Refusal::Unsupplied(self.segment_size(size, id)));
-        }
-        if self.granularity == 0 {
-            return self.add_segment(size, id);
-        }
-        let arena = &self.arenas[id as usize];
-        // What must fail takes nothing first.
         let free = arena.reserved - arena.live;
         if size > free + 4 * self.chunk_size(id) {
             self.gpu.has_room(size - free)?;
         }
         let arena = &self.arenas[id as usize];
-        let highest = arena.highest.max(arena.live + size);
-        let ceiling = highest + highest * self.policy.tuning.slack / 1000;
-        let allowed = ceiling.saturating_sub(arena.reserved) / self.granularity * self.granularity;
-        // A wait on the GPU costs less than mapping: in a run of prefetch_streams (H100) 38 waits rather
-        // than 16 spared 700 of 1,300 chunks their move.
-        if self.missing(size, list) > allowed
-            && let Some(free_block) = self.reuse_across_streams(size, list)
-        {
-            return Ok(free_block);
-        }
-        // Under a limit runs that join with nothing cost more than they spare: the smallest limit of
-        // gpt2_varlen would be 1.005 of what is live rather than 1.004.
-        if self.missing(size, list) > allowed
-            && id == SHARED_ARENA
-            && size >= ROOMY * self.chunk_size(id)
-            && !self.gpu.is_limited()
-        {
-            self.go_where_least_is_missing(size, list);
-        }
-        let missing = self.missing(size, list);
-        let tail = self.arenas[id as usize].tail;
-        let allowed =
-            match missing > allowed && self.would_rather_grow(missing, highest, ceiling, id) {
-                true => missing,
-                false => allowed,
-            };
-        let moved = self.choose(missing.saturating_sub(allowed), list, tail);
-        let grown = missing
-            .saturating_sub(moved)
-            .next_multiple_of(self.granularity);
-        let arena = &self.arenas[id as usize];
-        if arena.addresses.gap_at(arena.cursor) < moved + grown {
-            self.new_run(size, id)?;
-            self.choose(size.saturating_sub(allowed), list, NONE);
-        }
-        self.remap_chosen(list)?;
-        if self.grow(size, list).is_err() {
-            // The limit, or the device, has no more: everything that can be moved is.
-            let (missing, tail) = (self.missing(size, list), self.arenas[id as usize].tail);
-            self.choose(missing, list, tail);
-            self.remap_chosen(list)?;
-            self.grow(size, list)?;
-        }
-        Ok(self.arenas[id as usize].tail)
+        let peak = arena.peak_live.max(arena.live + size);
+        let ceiling = peak + peak * self.policy.tuning.slack / 1000;
+        let bytes = ceiling.saturating_sub(arena.reserved) / self.granularity * self.granularity;
+        Ok(Slack {
+            peak,
+            ceiling,
+            bytes,
+        })
     }
 
-    /// Whether growth past the ceiling is the smaller evil: moving takes too much time, and has not held the
-    /// ceiling anyway.
-    fn would_rather_grow(&mut self, missing: u64, highest: u64, ceiling: u64, id: ArenaId) -> bool {
-        let reserved = self.arenas[id as usize].reserved;
-        let cut_up = reserved > ceiling + highest / CUT_UP;
-        let calm = reserved + missing <= highest + highest / CALM;
-        // Under a limit memory is what is dear.
-        cut_up && calm && id == SHARED_ARENA && !self.gpu.is_limited() && {
-            let now = self.gpu.now();
-            self.remap_budget
-                .is_too_much(now, self.policy.tuning.patience)
-        }
-    }
-
-    /// Takes memory ahead of need: one idle free block of at least `size` bytes, which any stream may have.
-    pub fn take_ahead(&mut self, size: u64) -> Result<(), Refusal> {
-        if size > crate::core::LARGEST_REQUEST {
-            return Err(Refusal::OutOfMemory);
-        }
-        let idle = self.arenas[SHARED_ARENA as usize].idle;
-        self.extend(size.next_multiple_of(crate::core::BLOCK), idle)
-            .map(drop)
-    }
-
-    /// Whether the stream may use a free block at once.
-    fn usable(&self, id: BlockId, list: u16) -> bool {
-        let block = &self.blocks[id];
-        block.state == State::Free
-            && (block.list == list || block.list == self.lists.get(list).idle)
-    }
-
-    /// Bytes that must be mapped behind the cursor before the tail holds `size` free ones.
-    fn missing(&self, size: u64, list: u16) -> u64 {
+    /// Bytes that must be mapped at the cursor before the tail is a free block of `size` bytes that the stream
+    /// may use.
+    pub(super) fn missing_bytes(&self, size: u64, list: u16) -> u64 {
         let tail = self.arenas[self.lists.get(list).arena as usize].tail;
-        match tail != NONE && self.usable(tail, list) {
+        match tail != NONE && self.is_usable(tail, list) {
             true => size.saturating_sub(self.blocks[tail].size),
             false => size,
         }
     }
 
-    /// Growth goes on from the largest free block of those that end where addresses are free, or from a new place
-    /// where the largest does not hold a tenth of the request.
-    fn go_where_least_is_missing(&mut self, size: u64, list: u16) {
+    /// Whether the stream may use a free block at once.
+    fn is_usable(&self, id: BlockId, list: u16) -> bool {
+        let block = &self.blocks[id];
+        block.state == BlockState::Free
+            && (block.list == list || block.list == self.lists.get(list).idle)
+    }
+
+    /// Remaps free chunks to the tail, as many bytes as growth would exceed the slack by; first finds a run
+    /// with addresses for the request.
+    pub(super) fn remap_beyond(
+        &mut self,
+        slack: Slack,
+        size: u64,
+        list: u16,
+    ) -> Result<(), Refusal> {
+        let id = self.lists.get(list).arena;
+        if self.missing_bytes(size, list) > slack.bytes {
+            self.choose_run(size, list);
+        }
+        let missing = self.missing_bytes(size, list);
+        let tail = self.arenas[id as usize].tail;
+        let allowed = match missing > slack.bytes && self.prefers_growth(missing, slack, id) {
+            true => missing,
+            false => slack.bytes,
+        };
+        let remapped = self.choose_chunks(missing.saturating_sub(allowed), list, tail);
+        let created = missing
+            .saturating_sub(remapped)
+            .next_multiple_of(self.granularity);
+        let arena = &self.arenas[id as usize];
+        if arena.addresses.gap_at(arena.cursor) < remapped + created {
+            self.start_run(size, id)?;
+            self.choose_chunks(size.saturating_sub(allowed), list, NONE);
+        }
+        self.remap_chosen(list)
+    }
+
+    /// Remaps free chunks to the tail for all that is missing, as far as there are any.
+    pub(super) fn remap_missing(&mut self, size: u64, list: u16) -> Result<(), Refusal> {
+        let tail = self.arenas[self.lists.get(list).arena as usize].tail;
+        self.choose_chunks(self.missing_bytes(size, list), list, tail);
+        self.remap_chosen(list)
+    }
+
+    /// Whether to grow past the slack rather than remap: remapping takes too much time, and has not kept
+    /// memory within the slack anyway. Never under a limit, which makes memory dear.
+    fn prefers_growth(&mut self, missing: u64, slack: Slack, id: ArenaId) -> bool {
+        let reserved = self.arenas[id as usize].reserved;
+        let past_slack = reserved > slack.ceiling + slack.peak / PAST_SLACK;
+        let in_bounds = reserved + missing <= slack.peak + slack.peak / MAX_PAST_PEAK;
+        past_slack && in_bounds && id == SHARED_ARENA && !self.gpu.is_limited() && {
+            let now = self.gpu.now();
+            self.remap_budget
+                .is_exceeded(now, self.policy.tuning.remap_share)
+        }
+    }
+
+    /// For a large request, growth goes on from the largest free block that ends where addresses are free, or
+    /// from a new run where that block does not hold a tenth of the request. Not under a limit, where runs that
+    /// coalesce with nothing cost more than they spare: the smallest limit of gpt2_varlen would be 1.005 of
+    /// what is live rather than 1.004.
+    fn choose_run(&mut self, size: u64, list: u16) {
         let (id, idle) = (self.lists.get(list).arena, self.lists.get(list).idle);
         let chunk = self.chunk_size(id);
-        let mut least = self.missing(size, list);
+        if id != SHARED_ARENA || size < OWN_RUN * chunk || self.gpu.is_limited() {
+            return;
+        }
+        let mut least = self.missing_bytes(size, list);
         let mut best = NONE;
         for source in [Some(list), Some(idle).filter(|idle| *idle != list)] {
             let bins = source.map(|source| &self.lists.get(source).bins);
@@ -292,13 +196,13 @@ impl<G: Gpu> Pool<G> {
             (arena.tail, arena.cursor) = (best, end);
         }
         if least > size / 10 * 9 {
-            self.new_run_in_the_middle(size, id);
+            self.start_run_in_middle(size, id);
         }
     }
 
-    /// Starts a new run of mapped memory in the middle of the largest gap, if that is large enough, so that
-    /// there is room behind this run and the one before it.
-    fn new_run_in_the_middle(&mut self, size: u64, id: ArenaId) {
+    /// Starts a run in the middle of the largest gap, if that is large enough, so that there are addresses
+    /// behind this run and the one before it.
+    fn start_run_in_middle(&mut self, size: u64, id: ArenaId) {
         let arena = &mut self.arenas[id as usize];
         let wanted = 4 * size.next_multiple_of(self.granularity) + (2 << 30);
         if let Some((start, length)) = arena.addresses.largest_gap().filter(|it| it.1 >= wanted) {
@@ -307,32 +211,32 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// Starts a new run of mapped memory in a gap that holds `size` bytes, and some more where it is
-    /// everybody's: chunks may move there.
-    fn new_run(&mut self, size: u64, id: ArenaId) -> Result<(), Refusal> {
+    /// Starts a run in a gap that holds `size` bytes, and some more in the shared arena, where chunks are
+    /// remapped. Reserves addresses where there is no such gap.
+    fn start_run(&mut self, size: u64, id: ArenaId) -> Result<(), Refusal> {
         let size = size.next_multiple_of(self.granularity);
-        let taken = self.arenas[id as usize].addresses.reserved();
+        let reserved = self.arenas[id as usize].addresses.reserved();
         let (wanted, least, reach) = match id {
             SHARED_ARENA => {
                 let wanted = size * 2 + (1 << 30);
                 (wanted, wanted.next_power_of_two(), self.gpu.reach())
             }
             _ => {
-                let reach = (size * 2).max(taken).max(PRIVATE);
+                let reach = (size * 2).max(reserved).max(PRIVATE_RESERVATION);
                 (size, size, reach.next_power_of_two())
             }
         };
         let fits = |(_, length): &(u64, u64)| *length >= wanted;
-        let mut gap = self.arenas[id as usize]
-            .addresses
-            .largest_gap()
-            .filter(fits);
-        if gap.is_none() {
-            self.unmap_stale(0, id);
-            gap = self.arenas[id as usize]
+        let largest = |pool: &Self| {
+            pool.arenas[id as usize]
                 .addresses
                 .largest_gap()
-                .filter(fits);
+                .filter(fits)
+        };
+        let mut gap = largest(self);
+        if gap.is_none() {
+            self.unmap_stale(0, id);
+            gap = largest(self);
         }
         let arena = &mut self.arenas[id as usize];
         let start = match gap {
@@ -349,10 +253,11 @@ impl<G: Gpu> Pool<G> {
         Ok(())
     }
 
-    /// Creates and maps chunks behind the cursor until the tail holds `size` free bytes.
-    fn grow(&mut self, size: u64, list: u16) -> Result<(), Refusal> {
+    /// Creates and maps chunks at the cursor until the tail holds `size` free bytes. What was created before a
+    /// refusal stays.
+    pub(super) fn create_chunks(&mut self, size: u64, list: u16) -> Result<(), Refusal> {
         let (id, idle) = (self.lists.get(list).arena, self.lists.get(list).idle);
-        let mut missing = self.missing(size, list);
+        let mut missing = self.missing_bytes(size, list);
         if missing > 4 * self.chunk_size(id) {
             self.gpu.has_room(missing)?;
         }
@@ -372,20 +277,111 @@ impl<G: Gpu> Pool<G> {
                 arena.abandon(bytes);
                 return Err(refusal);
             }
-            arena.addresses.take(arena.cursor, bytes);
+            arena.addresses.mark_mapped(arena.cursor, bytes);
             arena.chunks.add(handle, bytes, arena.cursor);
             arena.reserved += bytes;
             self.counters.chunk_added(bytes);
-            self.journal.note(Happening::Mapped(arena.cursor, bytes));
-            self.append(bytes, idle, 0, list);
-            missing = self.missing(size, list);
+            let event = MemoryEvent::SegmentMapped(arena.cursor, bytes);
+            self.event_log.push(event);
+            self.append_free(bytes, idle, 0, list);
+            missing = self.missing_bytes(size, list);
         }
         Ok(())
     }
+
+    /// The size of a chunk that is created now. A setting's is the largest allowed; the pool's own choice is
+    /// rounded to the nearest granule, from two granules on.
+    pub(super) fn chunk_size(&self, arena: ArenaId) -> u64 {
+        let reserved = self.arenas[arena as usize].reserved;
+        match self.policy.chunk {
+            0 if self.gpu.is_limited() => self.whole_granules(reserved / SHARE_UNDER_LIMIT),
+            0 => self.chunk_size_at(reserved),
+            chunk => self.whole_granules(chunk.min(super::LARGEST_REQUEST)),
+        }
+    }
+
+    /// The pool's own choice with this many bytes reserved.
+    fn chunk_size_at(&self, reserved: u64) -> u64 {
+        let share = reserved / self.policy.tuning.share;
+        match share < 2 * self.granularity {
+            true => self.granularity,
+            false => self.whole_granules(share + self.granularity / 2),
+        }
+    }
+
+    /// Whether chunks may be larger than [`Self::chunk_size`]: not where a setting says how large they may be,
+    /// or a limit makes waste dear.
+    fn may_be_larger(&self) -> bool {
+        self.policy.chunk == 0 && !self.gpu.is_limited()
+    }
+
+    /// The size of chunks for growth by this many bytes.
+    fn chunk_size_for(&self, bytes: u64, arena: ArenaId) -> u64 {
+        let size = self.chunk_size(arena);
+        if !self.may_be_larger() {
+            return size;
+        }
+        // To look for fragmentation is to walk many free blocks: only where it can spare a chunk.
+        let several = bytes > size && size > self.granularity;
+        let reserved = self.arenas[arena as usize].reserved;
+        let size = match several && self.is_unfragmented(arena) {
+            true => self.chunk_size_at(reserved * LARGER_CHUNKS.0 / LARGER_CHUNKS.1),
+            false => size,
+        };
+        size.max(match bytes >= reserved {
+            true => self.chunk_size_at(reserved + bytes),
+            false => self
+                .whole_granules(bytes / CHUNKS_PER_REQUEST)
+                .min(LARGEST_CHUNK),
+        })
+    }
+
+    /// Whether little of the arena's free memory is fragmented, and enough was freed to know.
+    fn is_unfragmented(&self, id: ArenaId) -> bool {
+        let arena = &self.arenas[id as usize];
+        let fragmented = || arena.reserved - arena.live - self.free_chunk_bytes(id);
+        id == SHARED_ARENA
+            && self.epochs.freed() >= arena.live / FREED_SHARE
+            && fragmented() * 1000 * FRAGMENTED < arena.reserved * self.policy.tuning.slack
+    }
+
+    /// Bytes of the arena's wholly free chunks. Walks all free blocks.
+    fn free_chunk_bytes(&self, id: ArenaId) -> u64 {
+        let chunks = &self.arenas[id as usize].chunks;
+        let lists = self.lists.of_arena(id);
+        let free_blocks = lists.flat_map(|(_, it)| it.all_free(&self.blocks, self.granularity));
+        free_blocks
+            .flat_map(|free_block| chunks.within(free_block.address, free_block.end()))
+            .map(|chunk| chunks.get(chunk).size)
+            .sum()
+    }
+
+    /// The least size of the later chunks of one growth: as equal as may be, unless it doubles what is
+    /// reserved.
+    fn least_chunk_size(&self, arena: ArenaId) -> u64 {
+        match self.may_be_larger() {
+            true => self.chunk_size(arena) / 2,
+            false => self.chunk_size(arena),
+        }
+    }
+
+    /// The next of the chunks that give this many bytes; [`even_chunk`] where they may be larger than `size`.
+    fn next_chunk(&self, bytes: u64, size: u64) -> u64 {
+        let bytes = bytes.next_multiple_of(self.granularity);
+        match self.may_be_larger() {
+            true => even_chunk(bytes, size, self.granularity),
+            false => bytes.min(size),
+        }
+    }
+
+    /// Rounds down to whole granules, one at least.
+    fn whole_granules(&self, bytes: u64) -> u64 {
+        (bytes / self.granularity * self.granularity).max(self.granularity)
+    }
 }
 
-/// Reserves addresses, `reach` bytes where there are as many, and `least` or more; answers where and how many.
-/// A process whose address space is limited (`ulimit -v`, valgrind) gets by with fewer.
+/// Reserves addresses: `reach` bytes, or where the process may not have as many (`ulimit -v`, valgrind) half,
+/// and so on down to `least`. Returns the start and the size.
 fn reserve(gpu: &mut impl Gpu, least: u64, reach: u64) -> Result<(u64, u64), Refusal> {
     let mut length = reach.max(least);
     loop {
@@ -399,7 +395,7 @@ fn reserve(gpu: &mut impl Gpu, least: u64, reach: u64) -> Result<(u64, u64), Ref
 
 #[cfg(test)]
 mod tests {
-    use super::even;
+    use super::even_chunk;
 
     #[test]
     fn chunks_give_what_is_wanted_and_no_more() {
@@ -407,7 +403,7 @@ mod tests {
             for wanted in (2..=2000).step_by(2) {
                 let (mut left, mut count) = (wanted, 0);
                 while left > 0 {
-                    let chunk = even(left, size, 2);
+                    let chunk = even_chunk(left, size, 2);
                     assert!(
                         chunk > 0 && chunk.is_multiple_of(2),
                         "{chunk} of {wanted}, size {size}"

@@ -1,15 +1,15 @@
 //! Looking a block up by any address inside it.
 
 use super::arena::{ArenaId, SHARED_ARENA};
-use super::block::{Block, NONE, State};
+use super::block::{Block, BlockState, NONE};
 use super::gpu::Gpu;
-use super::pool::{Live, Pool};
+use super::pool::Pool;
 use super::stream_lists::StreamKey;
 use std::collections::HashMap;
 
 /// A block in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct BlockInfo {
     /// Where it starts.
     pub start: u64,
     /// Its size in bytes.
@@ -24,7 +24,7 @@ pub struct Found {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
     /// A block in use; in a private pool all memory around it without a gap, used or not.
-    pub found: Found,
+    pub found: BlockInfo,
     /// It is a private pool's.
     pub private: bool,
     /// It lies in a plain segment, which is one allocation to the driver.
@@ -54,8 +54,8 @@ impl Backing {
 impl<G: Gpu> Pool<G> {
     /// The block in use that holds the byte at `address`. Quick for a block's first byte; looks at
     /// every block for another.
-    pub fn block_around(&self, address: u64) -> Option<Found> {
-        self.live_around(address).map(|block| self.found(block))
+    pub fn block_around(&self, address: u64) -> Option<BlockInfo> {
+        self.live_around(address).map(|block| self.info_of(block))
     }
 
     fn live_around(&self, address: u64) -> Option<&Block> {
@@ -80,12 +80,12 @@ impl<G: Gpu> Pool<G> {
         let block = first.or_else(|| {
             let blocks = self.blocks.iter().map(|(_, block)| block);
             blocks
-                .filter(|it| it.state == State::Live || arena_of(it) != SHARED_ARENA)
+                .filter(|it| it.state == BlockState::Live || arena_of(it) != SHARED_ARENA)
                 .find(|it| (it.address..it.end()).contains(&address) && is_own(it))
         })?;
         let private = arena_of(block) != SHARED_ARENA;
         let plain = self.is_plain_arena(arena_of(block));
-        let mut found = self.found(block);
+        let mut found = self.info_of(block);
         if private && !plain {
             let first = self.first_of_run(block);
             let mut last = first;
@@ -110,8 +110,8 @@ impl<G: Gpu> Pool<G> {
         block
     }
 
-    pub(super) fn found(&self, block: &Block) -> Found {
-        Found {
+    pub(super) fn info_of(&self, block: &Block) -> BlockInfo {
+        BlockInfo {
             start: block.address,
             size: block.size,
             requested: block.detail,
@@ -153,12 +153,12 @@ impl<G: Gpu> Pool<G> {
     fn chunks_behind(&self, id: ArenaId, from: u64, to: u64) -> Option<Backing> {
         let chunks = &self.arenas[id as usize].chunks;
         let chunk = |address| Some(chunks.get(chunks.at(address)?));
-        let (start, mut end) = (chunk(from)?.home, from);
+        let (start, mut end) = (chunk(from)?.address, from);
         let mut parts = Vec::new();
         while end < to {
             let chunk = chunk(end)?;
             parts.push((chunk.handle, chunk.size));
-            end = chunk.home + chunk.size;
+            end = chunk.address + chunk.size;
         }
         Some(Backing {
             start,
@@ -168,24 +168,9 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Where each chunk is at home, by its handle.
-    pub fn homes(&self) -> HashMap<u64, u64> {
+    pub fn chunk_addresses(&self) -> HashMap<u64, u64> {
         let chunks = self.arenas.iter().flat_map(|arena| arena.chunks.iter());
-        chunks.map(|chunk| (chunk.handle, chunk.home)).collect()
-    }
-
-    /// Notes that every stream may use a block that was looked up. False where that was noted before.
-    #[inline]
-    pub fn share(&mut self, live: &Live) -> bool {
-        let marks = &mut self.blocks[live.id].marks;
-        let noted = marks.is_shared();
-        marks.set_shared(true);
-        !noted
-    }
-
-    /// No other stream uses a block that was looked up, and has stayed in use, any more.
-    #[inline]
-    pub fn unshare(&mut self, live: &Live) {
-        self.blocks[live.id].marks.set_shared(false);
+        chunks.map(|chunk| (chunk.handle, chunk.address)).collect()
     }
 
     /// Whether memory comes in plain segments, each of them one allocation to the driver.
@@ -200,12 +185,12 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// Every block in use.
-    pub fn blocks_in_use(&self) -> impl Iterator<Item = Found> {
-        self.live_blocks().map(|block| self.found(block))
+    pub fn blocks_in_use(&self) -> impl Iterator<Item = BlockInfo> {
+        self.live_blocks().map(|block| self.info_of(block))
     }
 
     pub(super) fn live_blocks(&self) -> impl Iterator<Item = &Block> {
         let blocks = self.blocks.iter().map(|(_, block)| block);
-        blocks.filter(|block| block.state == State::Live)
+        blocks.filter(|block| block.state == BlockState::Live)
     }
 }

@@ -2,9 +2,9 @@
 //! supplies it, for a private pool whose memory is not to be the driver's.
 
 use super::arena::ArenaId;
-use super::block::{BlockId, State};
+use super::block::{BlockId, BlockState};
 use super::gpu::{Gpu, Refusal};
-use super::journal::Happening;
+use super::memory_events::MemoryEvent;
 use super::pool::Pool;
 
 impl<G: Gpu> Pool<G> {
@@ -14,14 +14,14 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// From now on each block of an arena takes a whole segment, where its memory comes in such.
-    pub fn keep_whole(&mut self, id: ArenaId) {
-        self.arenas[id as usize].whole = self.is_plain_arena(id);
+    pub fn use_whole_segments(&mut self, id: ArenaId) {
+        self.arenas[id as usize].whole_segments = self.is_plain_arena(id);
     }
 
     /// How large a segment for a request is, as in PyTorch: 2 MiB for small ones, 20 MiB up to 10 MiB,
     /// the request rounded up to 2 MiB above (`kSmallBuffer`, `kLargeBuffer`, `kMinLargeAlloc`).
     pub(super) fn segment_size(&self, size: u64, id: ArenaId) -> u64 {
-        if self.arenas[id as usize].whole {
+        if self.arenas[id as usize].whole_segments {
             size.next_multiple_of(2 << 20)
         } else if size <= super::SMALL {
             2 << 20
@@ -32,34 +32,38 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// Takes a plain segment from the driver.
+    /// Takes a plain segment for a request from the driver; refuses where it has to be supplied.
     pub(super) fn add_segment(&mut self, size: u64, id: ArenaId) -> Result<BlockId, Refusal> {
         let bytes = self.segment_size(size, id);
+        if self.arenas[id as usize].supplied {
+            return Err(Refusal::Unsupplied(bytes));
+        }
         let address = self.gpu.allocate(bytes)?;
-        Ok(self.hold_segment(address, bytes, id))
+        Ok(self.add_segment_block(address, bytes, id))
     }
 
     /// An arena whose memory is supplied gets so many bytes more, a multiple of 512, at an address that is
-    /// one, too. They are its own until [`Pool::take_returned`] names them.
-    pub fn supply(&mut self, address: u64, bytes: u64, id: ArenaId) {
-        self.hold_segment(address, bytes, id);
+    /// one, too. They are its own until [`Pool::pop_returned_segment`] names them.
+    pub fn add_supplied_segment(&mut self, address: u64, bytes: u64, id: ArenaId) {
+        self.add_segment_block(address, bytes, id);
     }
 
     /// A supplied segment that is not needed any more, by address and size: no work uses it. It is not
     /// named again.
-    pub fn take_returned(&mut self) -> Option<(u64, u64)> {
-        self.returned.pop()
+    pub fn pop_returned_segment(&mut self) -> Option<(u64, u64)> {
+        self.returned_segments.pop()
     }
 
-    fn hold_segment(&mut self, address: u64, bytes: u64, id: ArenaId) -> BlockId {
+    fn add_segment_block(&mut self, address: u64, bytes: u64, id: ArenaId) -> BlockId {
         let arena = &mut self.arenas[id as usize];
         arena.segments.insert(address, bytes);
         arena.reserved += bytes;
         let idle = arena.idle;
         self.counters.growths += 1;
         self.counters.chunk_added(bytes);
-        self.journal.note(Happening::Taken(address, bytes));
-        let block = self.blocks.add(address, bytes, idle, State::Free);
+        self.event_log
+            .push(MemoryEvent::SegmentAllocated(address, bytes));
+        let block = self.blocks.add(address, bytes, idle, BlockState::Free);
         self.counters.free_block_added(bytes);
         self.lists.get_mut(idle).insert(&mut self.blocks, block);
         block
@@ -77,8 +81,8 @@ impl<G: Gpu> Pool<G> {
             gpu,
             counters,
             arenas,
-            journal,
-            returned,
+            event_log,
+            returned_segments,
             ..
         } = self;
         let arena = &mut arenas[id as usize];
@@ -97,11 +101,14 @@ impl<G: Gpu> Pool<G> {
             arena.segments.remove(&free_block.address);
             arena.reserved -= free_block.size;
             match arena.supplied {
-                true => returned.push((free_block.address, free_block.size)),
+                true => returned_segments.push((free_block.address, free_block.size)),
                 false => gpu.free(free_block.address, free_block.size),
             }
             counters.chunk_removed(free_block.size);
-            journal.note(Happening::GivenBack(free_block.address, free_block.size));
+            event_log.push(MemoryEvent::SegmentFreed(
+                free_block.address,
+                free_block.size,
+            ));
             bytes += free_block.size;
         }
         bytes

@@ -1,207 +1,55 @@
-//! The pool: how a request is met.
-//!
-//! [`Pool::allocate`] is the ladder, a comment a step. The first step, a best fit that is free
-//! already, is the fast path: a look-up in two sets of bins, a split and a hash insertion.
+//! The pool: allocating and freeing blocks. What no free block meets goes on in `ladder`.
 
+use super::LARGEST_REQUEST;
 use super::address_map::{AddressMap, MapIndex};
 use super::arena::{Arena, ArenaId, PendingArenas, SHARED_ARENA};
-use super::block::{Block, BlockId, Blocks, Marks, NONE, Nodes, State, VACANT, absorb_next};
+use super::block::{Block, BlockId, BlockState, Blocks, Flags, NONE};
+use super::block_size;
 use super::chunk::ChunkId;
-use super::counters::{Counters, Origin, Tally};
+use super::coalesce::coalesce;
+use super::counters::{Counters, Origin, PoolStats};
 use super::deferred_free::Deferred;
 use super::epoch::Epochs;
 use super::gpu::{Gpu, Refusal};
-use super::journal::Journal;
+use super::ladder::Shortage;
+use super::memory_events::EventLog;
+use super::policy::Policy;
 use super::purge::Purge;
 use super::remap_budget::RemapBudget;
-use super::stream_lists::{ALL_STREAMS, FreeLists, StreamKey, UNORDERED};
-use super::{LARGEST_REQUEST, block_size};
+use super::stream_lists::{FreeLists, StreamKey, UNORDERED};
 use std::collections::HashMap;
 
-/// How a pool takes memory.
-#[derive(Clone, Copy, Debug)]
-pub struct Policy {
-    /// Growable segments of mapped memory; plain segments otherwise.
-    pub expandable: bool,
-    /// The largest chunk that growth creates, in bytes; 0 lets the pool choose.
-    pub chunk: u64,
-    /// Streams may be made to wait on the GPU for what others have freed.
-    pub waits: bool,
-    /// What no setting changes.
-    pub tuning: Tuning,
-}
-
-/// What experiments change (`tests/bench/policy.rs`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tuning {
-    /// How far reserved memory may exceed the highest live figure, in thousandths, before free
-    /// chunks are moved rather than new ones created. Nine keeps every recorded trace within 1 %
-    /// where the free blocks allow it (`tests/replay.rs`).
-    pub slack: u64,
-    /// The share of what is held that growth makes one chunk of: costs are per chunk, waste is per
-    /// chunk size, and about a thousandth keeps both in proportion. gpt2_varlen in `tests/traces` then
-    /// takes 0.14 s of driver calls to grow to 33 GB (H100) and holds 1.009 of what is live.
-    pub share: u64,
-    /// How much of the program's time moving chunks may take, in thousandths, before memory that is cut
-    /// up too finely to be joined within `slack` grows instead, within bounds. With 2000 blocks of up to
-    /// 16 MiB that are replaced at random 0.2 s pass until a pair takes what it does from then on, and 83
-    /// chunks have moved (H200); at a tenth 0.4 s and 1,445, and it is as much that is held in the end.
-    pub patience: u64,
-}
-
-impl Default for Tuning {
-    fn default() -> Self {
-        Tuning {
-            slack: 9,
-            share: 896,
-            patience: 20,
-        }
-    }
-}
-
-/// A request that could not be met, and what the pool looked like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shortage {
-    /// Bytes asked for.
-    pub asked: u64,
-    /// Bytes in use by the program, whoever asked for them.
-    pub live: u64,
-    /// Bytes of them that CUDA's functions were asked for.
-    pub live_of_cuda: u64,
-    /// Bytes held from the driver.
-    pub reserved: u64,
-    /// Bytes of the largest free range.
-    pub largest: u64,
-    /// Bytes held that are free for others alone: for private pools, or for all but one of them.
-    pub elsewhere: u64,
-    /// Bytes of the largest chunks that memory comes in and is joined by; 0 where nothing is joined.
-    pub chunk: u64,
-    /// What the driver, or the limit, said.
-    pub refusal: Refusal,
-}
-
-/// An address that is not the start of a block in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unknown;
-
-/// A block in use.
-#[derive(Clone, Copy)]
-pub struct Live {
-    pub(super) id: BlockId,
-    /// Where it is in the address map, until that is next changed.
-    spot: MapIndex,
-    /// Bytes asked for.
-    pub requested: u64,
-    /// The free list of the stream that it was allocated on.
-    pub list: u16,
-}
-
-impl Live {
-    /// A small number that no other block in use has.
-    #[inline]
-    pub fn index(&self) -> usize {
-        self.id.index()
-    }
-}
-
-/// Memory that was handed out.
-#[derive(Clone, Copy, Debug)]
-pub struct Allocated {
-    /// Where it starts.
-    pub address: u64,
-    /// The free list of the stream that it is for.
-    pub list: u16,
-}
-
-/// What a pool keeps its books in.
-pub struct Metadata {
-    blocks: Blocks,
-    address_map: AddressMap,
-    lists: FreeLists,
-}
-
-impl Metadata {
-    /// Empty ones. `None` where the process may not have the addresses for them, some 4 GiB.
-    pub fn new() -> Option<Self> {
-        Some(Metadata {
-            blocks: Blocks::new()?,
-            address_map: AddressMap::new()?,
-            lists: FreeLists::new()?,
-        })
-    }
-}
-
-/// The pool of one device, private pools included. One caller at a time.
-pub struct Pool<G> {
-    pub(super) gpu: G,
-    pub(super) policy: Policy,
-    pub(super) granularity: u64,
-    pub(super) blocks: Blocks,
-    pub(super) address_map: AddressMap,
-    pub(super) lists: FreeLists,
-    pub(super) arenas: Vec<Arena>,
-    /// Other streams that use a block which is in use.
-    pub(super) uses: HashMap<BlockId, Vec<StreamKey>>,
-    /// Freed blocks that wait for those, in the order of being freed.
-    pub(super) deferred: Vec<Deferred>,
-    /// Allocations since the first of them was deferred, or any came free.
-    pub(super) looks: u64,
-    pub(super) epochs: Epochs,
-    pub(super) purge: Purge,
-    pub(super) remap_budget: RemapBudget,
-    pub(super) counters: Tally,
-    pub(super) journal: Journal,
-    /// Supplied segments that are not needed any more, by address and size.
-    pub(super) returned: Vec<(u64, u64)>,
-    /// Arenas that nobody uses any more and that can be used again.
-    closed: Vec<ArenaId>,
-    pub(super) pending: PendingArenas,
-    /// Scratch: chunks to move and the free blocks they lie in, ascending inside a free block.
-    pub(super) chosen: Vec<(BlockId, ChunkId)>,
-}
-
 impl<G: Gpu> Pool<G> {
-    /// An empty pool. Takes nothing from the GPU yet.
-    pub fn new(gpu: G, policy: Policy, metadata: Metadata) -> Self {
-        let Metadata {
-            blocks,
-            address_map,
-            mut lists,
-        } = metadata;
-        let granularity = if policy.expandable {
-            gpu.granularity()
-        } else {
-            0
-        };
-        // The first free list of all can always be had.
-        let idle = lists.add_idle(SHARED_ARENA).unwrap_or_default();
-        let mut shared = Arena::new(idle, granularity, false);
-        shared.watched = policy.waits;
-        Pool {
-            gpu,
-            policy,
-            granularity,
-            blocks,
-            address_map,
-            lists,
-            arenas: vec![shared],
-            uses: HashMap::new(),
-            deferred: Vec::new(),
-            looks: 0,
-            epochs: Epochs::new(),
-            purge: Purge::default(),
-            remap_budget: RemapBudget::new(),
-            counters: Tally::default(),
-            journal: Journal::default(),
-            returned: Vec::new(),
-            closed: Vec::new(),
-            pending: PendingArenas::default(),
-            chosen: Vec::new(),
+    /// Allocates `size` bytes, rounded up to 512, from a free block that the stream may use at once: the best
+    /// fit among its own and the idle ones. `None` where there is none; [`Pool::allocate`] then goes on.
+    ///
+    /// Costs two look-ups in bins, one split and one hash insertion; no call to the driver, but for polling
+    /// events now and then.
+    #[inline(always)]
+    pub fn allocate_free(
+        &mut self,
+        size: u64,
+        requested: u64,
+        stream: StreamKey,
+        arena: ArenaId,
+        origin: Origin,
+    ) -> Option<Allocated> {
+        if size > LARGEST_REQUEST {
+            return None;
         }
+        let size = block_size(size);
+        let list = self.lists.find_or_add(stream, arena)?;
+        let mut free_block = self.find_free(size, list)?;
+        if self.poll_if_due(list, self.arenas[arena as usize].reserved) {
+            free_block = self.find_free_again(size, list)?;
+        }
+        let size = self.split_size(free_block, size, arena);
+        let address = self.allocate_from(free_block, size, requested, list, arena, origin)?;
+        Some(Allocated { address, list })
     }
 
-    /// Hands out `size` bytes (rounded up to 512) that the stream may use at once. The address is
-    /// aligned to 512 bytes. `requested` is what the program asked for, and `origin` how, for the
+    /// Allocates `size` bytes, rounded up to 512, that the stream may use at once. The address is aligned to
+    /// 512 bytes. `requested` is what the program asked for, and `origin` by which functions, for the
     /// statistics.
     pub fn allocate(
         &mut self,
@@ -218,54 +66,124 @@ impl<G: Gpu> Pool<G> {
             return Ok(allocated);
         }
         let size = block_size(size);
-        let Some(list) = self.lists.of(stream, arena) else {
+        let Some(list) = self.lists.find_or_add(stream, arena) else {
             return Err(self.shortage(size, arena, Refusal::OutOfMemory));
         };
-        let free_block = self.find_harder(size, list)?;
-        let size = self.taken(free_block, size, arena);
-        let address = self.hand_out(free_block, size, requested, list, arena, origin);
+        let free_block = self.find_or_make_free(size, list)?;
+        let size = self.split_size(free_block, size, arena);
+        let address = self.allocate_from(free_block, size, requested, list, arena, origin);
         let address = address.ok_or_else(|| self.shortage(size, arena, Refusal::OutOfMemory))?;
         Ok(Allocated { address, list })
     }
 
-    /// How much of a free block a block of this size takes.
+    /// Frees the block that starts at `address`. Its own stream may have it again at once; others when the
+    /// work before has completed. Returns its size.
+    #[inline]
+    pub fn free(&mut self, address: u64) -> Result<u64, Unknown> {
+        let live = self.find_live(address).ok_or(Unknown)?;
+        Ok(self.free_live(live))
+    }
+
+    /// The live block that starts at `address`.
     #[inline(always)]
-    fn taken(&self, free_block: BlockId, size: u64, arena: ArenaId) -> u64 {
-        match arena != SHARED_ARENA && self.arenas[arena as usize].whole {
+    pub fn find_live(&self, address: u64) -> Option<LiveBlock> {
+        let (id, map_index) = self.address_map.find(&self.blocks, address)?;
+        let block = &self.blocks[id];
+        Some(LiveBlock {
+            id,
+            map_index,
+            requested: block.detail,
+            list: block.list,
+        })
+    }
+
+    /// Frees a block that was found since the pool last changed. Returns its size.
+    ///
+    /// Costs one hash removal, and coalescing with up to two neighbours.
+    #[inline(always)]
+    pub fn free_live(&mut self, LiveBlock { id, map_index, .. }: LiveBlock) -> u64 {
+        self.address_map.remove(&mut self.blocks, id, map_index);
+        let &Block {
+            size,
+            detail,
+            list,
+            flags,
+            ..
+        } = &self.blocks[id];
+        match flags {
+            Flags::NONE => self.counters.freed(Origin::Allocator, size, detail),
+            _ => self.counters.freed_by(flags.origin(), size, detail),
+        }
+        let owner = self.lists.get_mut(list);
+        let arena = &mut self.arenas[owner.arena as usize];
+        arena.live -= size;
+        if flags.is_multi_stream() {
+            self.defer(id);
+            return size;
+        }
+        owner.live -= 1;
+        let epoch = self.epochs.tick(size);
+        let before = std::mem::replace(&mut owner.freed, epoch);
+        if arena.notes_frees {
+            self.record_free(id, before);
+            self.add_free(id, list, epoch);
+            return size;
+        }
+        let (tail, idle) = (&mut arena.tail, owner.idle);
+        let (blocks, lists, counters) = (&mut self.blocks, &mut self.lists, &mut self.counters);
+        coalesce(blocks, lists, counters, tail, idle, (id, list, epoch));
+        size
+    }
+
+    /// The best fit, counted as a hit.
+    #[inline]
+    pub(super) fn find_free(&mut self, size: u64, list: u16) -> Option<BlockId> {
+        let free_block = self.best_fit(size, list);
+        let found = free_block != NONE;
+        self.counters.hits += u64::from(found);
+        found.then_some(free_block)
+    }
+
+    /// [`Self::find_free`] for a request that was counted before.
+    #[cold]
+    #[inline(never)]
+    fn find_free_again(&mut self, size: u64, list: u16) -> Option<BlockId> {
+        self.counters.hits -= 1;
+        self.find_free(size, list)
+    }
+
+    /// The smallest free block of at least `size` bytes that the stream may use at once, or `NONE`.
+    #[inline(always)]
+    pub(super) fn best_fit(&self, size: u64, list: u16) -> BlockId {
+        let own = self.lists.get(list);
+        let idle = &self.lists.get(own.idle).bins;
+        let own = own.bins.best_fit(&self.blocks, size);
+        if idle.is_empty() {
+            return own;
+        }
+        let idle = idle.best_fit(&self.blocks, size);
+        // The sentinel is larger than any block.
+        let (a, b) = (&self.blocks[own], &self.blocks[idle]);
+        if (a.size, a.address) <= (b.size, b.address) {
+            own
+        } else {
+            idle
+        }
+    }
+
+    /// How much to split off a free block for a block of this size: all of it where blocks are whole segments.
+    #[inline(always)]
+    fn split_size(&self, free_block: BlockId, size: u64, arena: ArenaId) -> u64 {
+        match arena != SHARED_ARENA && self.arenas[arena as usize].whole_segments {
             true => self.blocks[free_block].size,
             false => size,
         }
     }
 
-    /// The first step of the ladder alone: the best fit that is free already, on the stream itself
-    /// or idle. `None` where there is none.
-    ///
-    /// Two bin look-ups, one split, one hash insertion; no call to the driver.
+    /// Splits `size` bytes off a free block and marks them live. Returns the address, or `None` where there is
+    /// no node left.
     #[inline(always)]
-    pub fn allocate_free(
-        &mut self,
-        size: u64,
-        requested: u64,
-        stream: StreamKey,
-        arena: ArenaId,
-        origin: Origin,
-    ) -> Option<Allocated> {
-        if size > LARGEST_REQUEST {
-            return None;
-        }
-        let size = block_size(size);
-        let list = self.lists.of(stream, arena)?;
-        let mut free_block = self.hit(size, list)?;
-        if self.poll_now_and_then(list, self.arenas[arena as usize].reserved) {
-            free_block = self.hit_again(size, list)?;
-        }
-        let size = self.taken(free_block, size, arena);
-        let address = self.hand_out(free_block, size, requested, list, arena, origin)?;
-        Some(Allocated { address, list })
-    }
-
-    #[inline(always)]
-    fn hand_out(
+    fn allocate_from(
         &mut self,
         free_block: BlockId,
         size: u64,
@@ -274,12 +192,12 @@ impl<G: Gpu> Pool<G> {
         arena: ArenaId,
         origin: Origin,
     ) -> Option<u64> {
-        let id = self.take(free_block, size)?;
+        let id = self.split_off(free_block, size)?;
         Some(self.mark_live(id, requested, list, arena, origin))
     }
 
-    /// A node that is no free block any more becomes a block of the free list's stream, which is of this arena. Answers
-    /// its address.
+    /// Marks a block live, indexes it by address and updates the counters. The list is its stream's in this
+    /// arena. Returns its address.
     #[inline(always)]
     pub(super) fn mark_live(
         &mut self,
@@ -290,10 +208,10 @@ impl<G: Gpu> Pool<G> {
         origin: Origin,
     ) -> u64 {
         let block = &mut self.blocks[id];
-        (block.state, block.list, block.detail) = (State::Live, list, requested);
-        // A free block has none.
+        (block.state, block.list, block.detail) = (BlockState::Live, list, requested);
+        // A free block has no flags.
         if origin != Origin::Allocator {
-            block.marks = Marks::of(origin);
+            block.flags = Flags::of(origin);
         }
         let (address, size) = (block.address, block.size);
         self.address_map.insert(&mut self.blocks, id);
@@ -301,154 +219,248 @@ impl<G: Gpu> Pool<G> {
         self.lists.get_mut(list).live += 1;
         let arena = &mut self.arenas[arena as usize];
         arena.live += size;
-        arena.highest = arena.highest.max(arena.live);
+        arena.peak_live = arena.peak_live.max(arena.live);
         address
     }
 
-    /// Takes a block back. Its own stream may have it again at once; others when the work before
-    /// is done. Returns its size.
-    #[inline]
-    pub fn free(&mut self, address: u64) -> Result<u64, Unknown> {
-        let live = self.find_live(address).ok_or(Unknown)?;
-        Ok(self.free_live(live))
-    }
-
-    /// The block in use that starts at `address`.
-    #[inline(always)]
-    pub fn find_live(&self, address: u64) -> Option<Live> {
-        let (id, spot) = self.address_map.find(&self.blocks, address)?;
-        let block = &self.blocks[id];
-        Some(Live {
-            id,
-            spot,
-            requested: block.detail,
-            list: block.list,
-        })
-    }
-
-    /// The stream that a block was allocated on.
-    #[inline]
-    pub fn owner_of(&self, live: &Live) -> StreamKey {
-        self.lists.get(live.list).key
-    }
-
-    /// Takes a block back that was looked up since the pool was last changed. Returns its size.
-    #[inline(always)]
-    pub fn free_live(&mut self, Live { id, spot, .. }: Live) -> u64 {
-        self.address_map.remove(&mut self.blocks, id, spot);
-        let &Block {
-            size,
-            detail,
-            list,
-            marks,
-            ..
-        } = &self.blocks[id];
-        match marks {
-            Marks::NONE => self.counters.freed(Origin::Allocator, size, detail),
-            _ => self.counters.freed_by(marks.origin(), size, detail),
-        }
-        let owner = self.lists.get_mut(list);
-        let arena = &mut self.arenas[owner.arena as usize];
-        arena.live -= size;
-        if marks.is_shared() {
-            self.defer(id);
-            return size;
-        }
-        owner.live -= 1;
-        let epoch = self.epochs.tick(size);
-        let before = std::mem::replace(&mut owner.freed, epoch);
-        if arena.watched {
-            self.note_free(id, before);
-            self.add_free(id, list, epoch);
-            return size;
-        }
-        let (tail, idle) = (&mut arena.tail, owner.idle);
-        let (blocks, lists, counters) = (&mut self.blocks, &mut self.lists, &mut self.counters);
-        coalesce(blocks, lists, counters, tail, idle, (id, list, epoch));
-        size
-    }
-
-    /// A block is freed in an arena of which that is noted; `before` is what was freed before it without a
-    /// note of its place.
+    /// Records a free in an arena that notes them; `before` is the epoch of the last free of this list that was
+    /// not recorded.
     #[cold]
     #[inline(never)]
-    pub(super) fn note_free(&mut self, id: BlockId, before: u64) {
+    pub(super) fn record_free(&mut self, id: BlockId, before: u64) {
         let block = self.blocks[id];
         let list = self.lists.get_mut(block.list);
         let arena = &mut self.arenas[list.arena as usize];
         if list.arena != SHARED_ARENA {
-            self.pending.note_free(arena, list.arena, &self.gpu);
+            self.pending.on_free(arena, list.arena, &self.gpu);
             return;
         }
-        if !self.epochs.is_exact() {
-            arena.watched = false;
+        if !self.epochs.records_free_events() {
+            arena.notes_frees = false;
             return;
         }
-        let alone = !self.has_several_streams();
+        let has_one_stream = !self.has_several_streams();
         let list = self.lists.get_mut(block.list);
-        if list.key == UNORDERED || alone {
+        if list.key == UNORDERED || has_one_stream {
             return;
         }
         let range = (block.address, block.end());
-        let worth = !self.epochs.by_another;
-        if self.epochs.note_free(list.key, range, worth, &mut self.gpu) {
+        let event = !self.epochs.off_stream;
+        if self
+            .epochs
+            .record_free(list.key, range, event, &mut self.gpu)
+        {
             list.freed = before;
         }
     }
 
-    /// The program gave back earlier what `free` frees: no event recorded now tells when.
-    pub fn free_late(&mut self, free: impl FnOnce(&mut Self)) {
-        self.epochs.late = true;
+    /// Runs `free`, whose frees get no events of their own: the program freed that memory earlier, and an event
+    /// recorded now would not tell when.
+    pub fn free_without_events(&mut self, free: impl FnOnce(&mut Self)) {
+        self.epochs.without_events = true;
         free(self);
-        self.epochs.late = false;
+        self.epochs.without_events = false;
+    }
+}
+
+/// The pool of one device: its shared arena, and its private ones. It neither locks nor calls CUDA; one caller
+/// at a time.
+pub struct Pool<G> {
+    pub(super) gpu: G,
+    pub(super) policy: Policy,
+    pub(super) granularity: u64,
+    pub(super) blocks: Blocks,
+    pub(super) address_map: AddressMap,
+    pub(super) lists: FreeLists,
+    pub(super) arenas: Vec<Arena>,
+    /// Other streams that use a live block (`record_use`).
+    pub(super) stream_uses: HashMap<BlockId, Vec<StreamKey>>,
+    /// Pending blocks, in the order of their frees.
+    pub(super) deferred: Vec<Deferred>,
+    /// Allocations since the first free was deferred, or one completed.
+    pub(super) allocations_while_deferred: u64,
+    pub(super) epochs: Epochs,
+    pub(super) purge: Purge,
+    pub(super) remap_budget: RemapBudget,
+    pub(super) counters: Counters,
+    pub(super) event_log: EventLog,
+    /// Supplied segments that are not needed any more: address and size.
+    pub(super) returned_segments: Vec<(u64, u64)>,
+    /// Ids of arenas that are gone.
+    pub(super) vacant_arenas: Vec<ArenaId>,
+    pub(super) pending: PendingArenas,
+    /// Scratch: chunks to remap and the free blocks they lie in, ascending inside a free block.
+    pub(super) to_remap: Vec<(BlockId, ChunkId)>,
+}
+
+/// An allocated block.
+#[derive(Clone, Copy, Debug)]
+pub struct Allocated {
+    /// Where it starts.
+    pub address: u64,
+    /// The free list of the stream that it is for.
+    pub list: u16,
+}
+
+/// A live block that was found by its address.
+#[derive(Clone, Copy)]
+pub struct LiveBlock {
+    pub(super) id: BlockId,
+    /// Where the address map has it, until that is next changed.
+    map_index: MapIndex,
+    /// Bytes asked for.
+    pub requested: u64,
+    /// The free list of the stream that it was allocated on.
+    pub list: u16,
+}
+
+impl LiveBlock {
+    /// A small number that no other live block has.
+    #[inline]
+    pub fn index(&self) -> usize {
+        self.id.index()
+    }
+}
+
+/// The address is not the start of a live block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unknown;
+
+/// The host memory that a pool's metadata lies in.
+pub struct Metadata {
+    blocks: Blocks,
+    address_map: AddressMap,
+    lists: FreeLists,
+}
+
+impl Metadata {
+    /// Reserves it: some 4 GiB of addresses. `None` where the process may not have as many.
+    pub fn new() -> Option<Self> {
+        Some(Metadata {
+            blocks: Blocks::new()?,
+            address_map: AddressMap::new()?,
+            lists: FreeLists::new()?,
+        })
+    }
+}
+
+impl<G: Gpu> Pool<G> {
+    /// An empty pool. Takes nothing from the GPU yet.
+    pub fn new(gpu: G, policy: Policy, metadata: Metadata) -> Self {
+        let Metadata {
+            blocks,
+            address_map,
+            mut lists,
+        } = metadata;
+        let granularity = if policy.expandable {
+            gpu.granularity()
+        } else {
+            0
+        };
+        // The first of all free lists is always available.
+        let idle = lists.add_idle(SHARED_ARENA).unwrap_or_default();
+        let mut shared = Arena::new(idle, granularity, false);
+        shared.notes_frees = policy.waits;
+        Pool {
+            gpu,
+            policy,
+            granularity,
+            blocks,
+            address_map,
+            lists,
+            arenas: vec![shared],
+            stream_uses: HashMap::new(),
+            deferred: Vec::new(),
+            allocations_while_deferred: 0,
+            epochs: Epochs::new(),
+            purge: Purge::default(),
+            remap_budget: RemapBudget::new(),
+            counters: Counters::default(),
+            event_log: EventLog::default(),
+            returned_segments: Vec::new(),
+            vacant_arenas: Vec::new(),
+            pending: PendingArenas::default(),
+            to_remap: Vec::new(),
+        }
     }
 
-    /// The stream that the block at `address` was allocated on.
+    /// Gives back everything that can be, addresses too. For when nobody uses the pool any more.
+    pub fn tear_down(&mut self) {
+        self.trim_all(None);
+        for arena in &mut self.arenas {
+            if arena.reserved == 0 && arena.chunks.stale.is_empty() {
+                arena.release_addresses(&mut self.gpu);
+            }
+        }
+    }
+
+    /// The stream that a block was allocated on.
+    #[inline]
+    pub fn owner_of(&self, live: &LiveBlock) -> StreamKey {
+        self.lists.get(live.list).key
+    }
+
+    /// By which functions a block was allocated.
+    #[inline]
+    pub fn origin_of(&self, live: &LiveBlock) -> Origin {
+        self.blocks[live.id].flags.origin()
+    }
+
+    /// Whether other streams use the block, so that freeing it is deferred.
+    pub fn is_multi_stream(&self, live: &LiveBlock) -> bool {
+        self.blocks[live.id].flags.is_multi_stream()
+    }
+
+    /// Marks a block as used by every stream. False where it was marked before.
+    #[inline]
+    pub fn mark_multi_stream(&mut self, live: &LiveBlock) -> bool {
+        let flags = &mut self.blocks[live.id].flags;
+        let marked = flags.is_multi_stream();
+        flags.set_multi_stream(true);
+        !marked
+    }
+
+    /// No other stream uses the block any more.
+    #[inline]
+    pub fn clear_multi_stream(&mut self, live: &LiveBlock) {
+        self.blocks[live.id].flags.set_multi_stream(false);
+    }
+
+    /// [`Pool::is_multi_stream`] of the live block at `address`; false where there is none.
+    pub fn is_multi_stream_at(&self, address: u64) -> bool {
+        self.find_live(address)
+            .is_some_and(|live| self.is_multi_stream(&live))
+    }
+
+    /// The stream that the live block at `address` was allocated on.
     #[inline]
     pub fn stream_of(&self, address: u64) -> Option<StreamKey> {
         self.find_live(address).map(|live| self.owner_of(&live))
     }
 
-    /// The size of the block that starts at `address`.
+    /// The size of the live block at `address`.
     pub fn size_of(&self, address: u64) -> Option<u64> {
         self.find_live(address)
             .map(|live| self.blocks[live.id].size)
     }
 
-    /// Whether the block that starts at `address` will have to wait for other streams once freed.
-    pub fn is_shared(&self, address: u64) -> bool {
-        self.find_live(address)
-            .is_some_and(|live| self.shares(&live))
+    /// The statistics, with the blocks that the allocator's own functions were asked for.
+    pub fn stats(&self) -> PoolStats {
+        self.stats_of(Origin::Allocator)
     }
 
-    /// The same of a block that was looked up.
-    pub fn shares(&self, live: &Live) -> bool {
-        self.blocks[live.id].marks.is_shared()
-    }
-
-    /// Who asked for a block that was looked up.
-    #[inline]
-    pub fn origin_of(&self, live: &Live) -> Origin {
-        self.blocks[live.id].marks.origin()
-    }
-
-    /// Everything counted so far, with the blocks that the allocator's own functions were asked for.
-    pub fn counters(&self) -> Counters {
-        self.counters_of(Origin::Allocator)
-    }
-
-    /// The same with the blocks of either origin.
-    pub fn counters_of(&self, origin: Origin) -> Counters {
+    /// The statistics, with the blocks of one origin.
+    pub fn stats_of(&self, origin: Origin) -> PoolStats {
         self.counters.read(origin)
     }
 
-    /// The counting itself.
-    pub fn tally(&self) -> &Tally {
+    /// The counters behind the statistics.
+    pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// For resetting peaks and sums, and for what happens outside the pool.
-    pub fn tally_mut(&mut self) -> &mut Tally {
+    /// The counters, for resets and for what is counted outside the pool.
+    pub fn counters_mut(&mut self) -> &mut Counters {
         &mut self.counters
     }
 
@@ -462,12 +474,12 @@ impl<G: Gpu> Pool<G> {
         &mut self.gpu
     }
 
-    /// Bytes of host memory that the nodes of blocks and the address map take, in use or not.
+    /// Bytes of host memory that the metadata of blocks takes, in use or not.
     pub fn node_bytes(&self) -> usize {
         self.blocks.bytes() + self.address_map.bytes()
     }
 
-    /// Bytes of addresses held, mapped or not.
+    /// Bytes of reserved addresses, mapped or not.
     pub fn addresses(&self) -> u64 {
         self.arenas
             .iter()
@@ -475,165 +487,13 @@ impl<G: Gpu> Pool<G> {
             .sum()
     }
 
-    /// A new arena, which shares no memory with others, and whose memory is `supplied`
-    /// ([`Pool::supply`]) or the driver's. `None` when there are too many.
-    pub fn open_arena(&mut self, supplied: bool) -> Option<ArenaId> {
-        let vacant = self.closed.last().copied();
-        let id = match vacant {
-            Some(id) => id,
-            None => ArenaId::try_from(self.arenas.len()).ok()?,
-        };
-        let mut arena = Arena::new(self.lists.add_idle(id)?, self.granularity, supplied);
-        arena.watched = true;
-        match vacant {
-            Some(id) => {
-                self.closed.pop();
-                self.arenas[id as usize] = arena;
-            }
-            None => self.arenas.push(arena),
-        }
-        Some(id)
-    }
-
-    /// Nobody allocates from the arena any more. Its memory is given back now as far as it is free,
-    /// and the rest at a later call that may wait for the device, once it is.
-    pub fn close_arena(&mut self, id: ArenaId) {
-        let arena = &mut self.arenas[id as usize];
-        (arena.closing, arena.watched) = (true, true);
-        self.pending.ripe.push(id);
-        self.trim_closing();
-    }
-
-    /// Gives back what closing arenas hold, if that may have become more. Waits for the device; in a
-    /// capture, where it may not, it does nothing and is due again.
-    pub fn trim_closing(&mut self) {
-        if self.pending.ripe.is_empty() || !self.gpu.synchronize() {
-            return;
-        }
-        self.note_settled();
-        self.trim_ripe(self.pending.ripe.len());
-    }
-
-    /// The same of what the device is known to have done with. Never waits.
-    fn trim_closing_completed(&mut self) {
-        if self.pending.ripe.is_empty() || !self.gpu.may_wait() {
-            return;
-        }
-        if self.pending.marked == (0, 0) {
-            // A graph may have been replayed since the last free: the event has to come after that.
-            let epoch = self.epochs.tick(0);
-            if !self.epochs.cover(ALL_STREAMS, epoch, &mut self.gpu) {
-                return;
-            }
-            self.pending.marked = (epoch, self.pending.ripe.len());
-        }
-        self.epochs.poll_stream(ALL_STREAMS, &mut self.gpu);
-        let (epoch, count) = self.pending.marked;
-        if self.epochs.completed(ALL_STREAMS) >= epoch {
-            self.trim_ripe(count.min(self.pending.ripe.len()));
-        }
-    }
-
-    /// The first of the arenas that may have become free, whose work is done.
-    fn trim_ripe(&mut self, count: usize) {
-        self.pending.marked = (0, 0);
-        let later = self.pending.ripe.split_off(count);
-        let ripe = std::mem::replace(&mut self.pending.ripe, later);
-        for id in ripe {
-            let arena = &self.arenas[id as usize];
-            // The arena of that number may have gone since.
-            if !arena.closing || arena.closed {
-                continue;
-            }
-            if !arena.captured {
-                self.trim(id);
-                self.finish_closing(id);
-            }
-            let arena = &mut self.arenas[id as usize];
-            if !arena.closed && (arena.captured || arena.live == 0) {
-                // A capture may use it, or the driver did not take all of it back.
-                self.pending.list_unripe(arena, id);
-            }
-        }
-        // Blocks that waited have come free meanwhile.
-        let arenas = &self.arenas;
-        self.pending.ripe.retain(|id| !arenas[*id as usize].closed);
-    }
-
-    /// All that closing arenas have free is to be given back, from now on also what was freed during a
-    /// capture.
-    pub(super) fn let_closing_go(&mut self) {
-        for id in std::mem::take(&mut self.pending.unripe) {
-            let arena = &mut self.arenas[id as usize];
-            (arena.listed, arena.captured) = (false, false);
-            self.pending.ripe.push(id);
-        }
-    }
-
-    /// What streams have done with of a private pool becomes idle. True if there was any.
-    fn release_arena(&mut self, id: ArenaId) -> bool {
-        id != SHARED_ARENA && self.release_completed(id)
-    }
-
-    /// An arena's free blocks whose work is done become idle, if more of it may be than when this was last asked.
-    /// True if there were any.
-    pub(super) fn release_completed(&mut self, id: ArenaId) -> bool {
-        let advances = self.epochs.advances;
-        std::mem::replace(&mut self.arenas[id as usize].released, advances) != advances
-            && self.release_lists(id, |epochs, key| epochs.completed(key))
-    }
-
-    /// The same of all free blocks of an arena: the device has done all its work.
-    pub(super) fn release_all(&mut self, id: ArenaId) -> bool {
-        self.release_lists(id, |_, _| u64::MAX)
-    }
-
-    fn release_lists(
-        &mut self,
-        id: ArenaId,
-        completed: impl Fn(&Epochs, StreamKey) -> u64,
-    ) -> bool {
-        let lists = self.lists.streams_of(id);
-        let lists = lists.filter(|(_, it)| !it.bins.is_empty());
-        let lists: Vec<(u16, u64)> = lists
-            .map(|(list, it)| (list, completed(&self.epochs, it.key)))
-            .collect();
-        let mut changed = false;
-        for (list, completed) in lists {
-            changed |= self.release(list, completed);
-        }
-        changed
-    }
-
-    /// Gives everything back that can be, addresses too. For when nobody uses the pool any more.
-    pub fn shut(&mut self) {
-        self.trim_all(None);
-        for arena in &mut self.arenas {
-            if arena.reserved == 0 && arena.chunks.stale.is_empty() {
-                arena.release_addresses(&mut self.gpu);
-            }
-        }
-    }
-
-    /// Lets a closing arena go that holds nothing any more.
-    fn finish_closing(&mut self, id: ArenaId) {
-        let arena = &mut self.arenas[id as usize];
-        if !arena.closing || arena.closed || arena.reserved > 0 || arena.live > 0 {
-            return;
-        }
-        arena.release_addresses(&mut self.gpu);
-        (arena.abandoned, arena.closed) = (0, true);
-        self.lists.remove_arena(id);
-        self.closed.push(id);
-    }
-
-    /// Whether a request for `size` bytes from the arena would be met at once, on every stream.
-    pub fn has_idle(&self, size: u64, arena: ArenaId) -> bool {
+    /// Whether the arena has an idle block of at least `size` bytes, which any stream may have.
+    pub fn has_idle_block(&self, size: u64, arena: ArenaId) -> bool {
         let idle = self.arenas[arena as usize].idle;
-        self.lists.get(idle).bins.best(&self.blocks, size) != NONE
+        self.lists.get(idle).bins.best_fit(&self.blocks, size) != NONE
     }
 
-    /// Bytes of the largest free range, whoever's it is.
+    /// Bytes of the largest free block, whichever stream's, purged ones included.
     pub fn largest_free(&self) -> u64 {
         self.lists
             .iter()
@@ -644,269 +504,5 @@ impl<G: Gpu> Pool<G> {
             .map(|id| self.blocks[id].size)
             .max()
             .unwrap_or(0)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn find_harder(&mut self, size: u64, list: u16) -> Result<BlockId, Shortage> {
-        self.gpu.attend(Some(self.lists.get(list).key));
-        let free_block = self.climb(size, list);
-        self.gpu.attend(None);
-        free_block
-    }
-
-    fn climb(&mut self, size: u64, list: u16) -> Result<BlockId, Shortage> {
-        // What was made purgeable because nobody wanted it for long.
-        if self.reclaim(size, list)
-            && let Some(free_block) = self.hit(size, list)
-        {
-            return Ok(free_block);
-        }
-        // 2. What other streams' passed events have made idle.
-        let arena = self.lists.get(list).arena;
-        if (self.advance(list) | self.release_arena(arena))
-            && let Some(free_block) = self.hit(size, list)
-        {
-            return Ok(free_block);
-        }
-        self.want_exact(list);
-        self.trim_closing_completed();
-        // 3 to 5. Growth within a hair of the highest live figure; memory of other streams, behind a wait on
-        // the GPU; free chunks moved to where they are needed; growth beyond, up to the limit.
-        match self.extend(size, list) {
-            Ok(free_block) => return Ok(free_block),
-            Err(refusal @ Refusal::Unsupplied(_)) => {
-                return Err(self.shortage(size, self.lists.get(list).arena, refusal));
-            }
-            Err(Refusal::Failed(_)) => self.counters.driver_errors += 1,
-            Err(_) => {}
-        }
-        // 6. Memory of other streams, behind a wait on the GPU.
-        if let Some(free_block) = self.reuse_across_streams(size, list) {
-            return Ok(free_block);
-        }
-        // 7. Waiting until everything free is idle, and giving back what plain segments allow.
-        self.counters.alloc_retries += 1;
-        self.settle();
-        if let Some(free_block) = self.hit(size, list) {
-            return Ok(free_block);
-        }
-        if self.granularity == 0 && arena == SHARED_ARENA {
-            self.trim_segments(arena);
-        }
-        self.extend(size, list)
-            .map_err(|refusal| self.shortage(size, arena, refusal))
-    }
-
-    /// What the pool looks like to a request that cannot be met. Looks at all free memory, but where more is to
-    /// be supplied first.
-    pub fn shortage(&self, asked: u64, arena: ArenaId, refusal: Refusal) -> Shortage {
-        let [live, live_of_cuda] =
-            [Origin::Allocator, Origin::Cuda].map(|origin| self.counters.in_use(origin));
-        let (live, reserved) = (live, self.counters.held());
-        if let Refusal::Unsupplied(_) = refusal {
-            return Shortage {
-                asked,
-                live,
-                live_of_cuda,
-                reserved,
-                largest: 0,
-                elsewhere: 0,
-                chunk: 0,
-                refusal,
-            };
-        }
-        let others = self.arenas.iter().enumerate();
-        let others = others.filter(|(at, _)| *at != arena as usize);
-        Shortage {
-            asked,
-            live: live + live_of_cuda,
-            live_of_cuda,
-            reserved: self.counters.held(),
-            largest: self.largest_free(),
-            elsewhere: others.map(|(_, it)| it.reserved - it.live).sum(),
-            chunk: match self.granularity > 0 && arena == SHARED_ARENA {
-                true => self.chunk_size(arena),
-                false => 0,
-            },
-            refusal,
-        }
-    }
-
-    /// The best fit, counted as a request met from what was free.
-    #[inline]
-    fn hit(&mut self, size: u64, list: u16) -> Option<BlockId> {
-        let free_block = self.fit(size, list);
-        let found = free_block != NONE;
-        self.counters.hits += u64::from(found);
-        found.then_some(free_block)
-    }
-
-    /// The same for a request that was met already, of which nothing has been taken yet.
-    #[cold]
-    #[inline(never)]
-    fn hit_again(&mut self, size: u64, list: u16) -> Option<BlockId> {
-        self.counters.hits -= 1;
-        self.hit(size, list)
-    }
-
-    /// The smallest free block of at least `size` bytes that the stream may use now.
-    #[inline(always)]
-    pub(super) fn fit(&self, size: u64, list: u16) -> BlockId {
-        let own = self.lists.get(list);
-        let idle = &self.lists.get(own.idle).bins;
-        let own = own.bins.best(&self.blocks, size);
-        if idle.is_empty() {
-            return own;
-        }
-        let idle = idle.best(&self.blocks, size);
-        // No block is larger than any.
-        let (a, b) = (&self.blocks[own], &self.blocks[idle]);
-        if (a.size, a.address) <= (b.size, b.address) {
-            own
-        } else {
-            idle
-        }
-    }
-
-    /// Cuts `size` bytes off one end of a free block. `None` where there is no node for the rest.
-    #[inline(always)]
-    fn take(&mut self, free_block: BlockId, size: u64) -> Option<BlockId> {
-        let Self {
-            blocks,
-            lists,
-            counters,
-            arenas,
-            granularity,
-            ..
-        } = self;
-        let owner = lists.get_mut(blocks[free_block].list);
-        if blocks[free_block].size == size {
-            counters.free_block_removed(size);
-            owner.remove(blocks, free_block);
-            return Some(free_block);
-        }
-        let id = blocks.claim();
-        if id == NONE {
-            return None;
-        }
-        let nodes = &mut **blocks;
-        // The rest keeps the free block's node and its place in the order of being freed.
-        owner.bins.remove(nodes, free_block);
-        let rest = &mut nodes[free_block];
-        let mut block = Block { size, ..VACANT };
-        counters.free_block_shrunk(size);
-        let high = rest.size - size >= *granularity && splits_better_high(rest, size, *granularity);
-        rest.size -= size;
-        if high {
-            block.address = rest.end();
-            (block.prev, block.next) = (free_block, rest.next);
-            rest.next = id;
-            nodes[block.next].prev = id;
-            let tail = &mut arenas[owner.arena as usize].tail;
-            if *tail == free_block {
-                *tail = id;
-            }
-        } else {
-            block.address = rest.address;
-            (block.prev, block.next) = (rest.prev, free_block);
-            rest.address += size;
-            rest.prev = id;
-            nodes[block.prev].next = id;
-        }
-        nodes[id] = block;
-        owner.bins.insert(nodes, free_block);
-        Some(id)
-    }
-
-    /// A block that nothing but its own stream's earlier work uses becomes a free block of any free list of its
-    /// arena that may use it, freed at this epoch of the free list's stream.
-    pub(super) fn free_completed(&mut self, id: BlockId, list: u16, epoch: u64) {
-        let owner = self.lists.get_mut(self.blocks[id].list);
-        owner.live -= 1;
-        let arena = &mut self.arenas[owner.arena as usize];
-        if arena.watched && owner.arena != SHARED_ARENA {
-            self.pending.note_free(arena, owner.arena, &self.gpu);
-        }
-        self.add_free(id, list, epoch);
-    }
-
-    /// Puts a node back as a free block, joined with the free blocks beside it that it may be joined with.
-    pub(super) fn add_free(&mut self, id: BlockId, list: u16, epoch: u64) {
-        let owner = self.lists.get(list);
-        let (tail, idle) = (&mut self.arenas[owner.arena as usize].tail, owner.idle);
-        let (blocks, lists, counters) = (&mut self.blocks, &mut self.lists, &mut self.counters);
-        coalesce(blocks, lists, counters, tail, idle, (id, list, epoch));
-    }
-}
-
-/// Puts a node, which becomes a free block of this free list with this epoch, back among the free blocks.
-#[inline(always)]
-fn coalesce(
-    blocks: &mut Blocks,
-    lists: &mut FreeLists,
-    counters: &mut Tally,
-    tail: &mut BlockId,
-    idle: u16,
-    (mut id, mut list, mut epoch): (BlockId, u16, u64),
-) {
-    let (nodes, vacant) = blocks.parts();
-    // Asked before anything is done: whether a neighbour is free cannot be predicted, and shows sooner so.
-    let is_free = |at: BlockId| nodes[at].state == State::Free;
-    let (prev, next) = (nodes[id].prev, nodes[id].next);
-    let (prev_free, next_free) = (is_free(prev), is_free(next));
-    // Whose a neighbour and the block are when joined, if they may be.
-    let joined = |nodes: &Nodes, at: BlockId, own: (u16, u64)| {
-        let beside = &nodes[at];
-        Some((beside.list, join(own, (beside.list, beside.detail), idle)?))
-    };
-    let (size, mut beside) = (nodes[id].size, 0);
-    if prev_free && let Some((other, both)) = joined(nodes, prev, (list, epoch)) {
-        (list, epoch) = both;
-        lists.get_mut(other).remove(nodes, prev);
-        beside += 1;
-        absorb_next(nodes, vacant, prev, tail);
-        id = prev;
-    }
-    if next_free && let Some((other, both)) = joined(nodes, next, (list, epoch)) {
-        (list, epoch) = both;
-        lists.get_mut(other).remove(nodes, next);
-        beside += 1;
-        absorb_next(nodes, vacant, id, tail);
-    }
-    counters.free_block_coalesced(size, beside);
-    let free_block = &mut nodes[id];
-    free_block.state = State::Free;
-    free_block.list = list;
-    free_block.detail = epoch;
-    free_block.marks = Marks::NONE;
-    lists.get_mut(list).insert(nodes, id);
-}
-
-/// Whether more whole granules stay free if a block is cut off the high end of a free block than off the
-/// low end. Only whole free chunks can move, and chunks begin and end on granules.
-#[inline(always)]
-fn splits_better_high(free_block: &Block, size: u64, granularity: u64) -> bool {
-    if granularity == 0 {
-        return false;
-    }
-    // A power of two: the device's granularity is checked to be one.
-    let shift = granularity.trailing_zeros();
-    let whole =
-        |start: u64, end: u64| (end >> shift).saturating_sub((start + granularity - 1) >> shift);
-    whole(free_block.address, free_block.end() - size)
-        > whole(free_block.address + size, free_block.end())
-}
-
-/// The owner of two free blocks joined, each with the epoch of its freeing; `None` where two streams'
-/// free blocks would be joined, which neither could use without waiting for the other.
-#[inline(always)]
-pub(super) fn join(a: (u16, u64), b: (u16, u64), idle: u16) -> Option<(u16, u64)> {
-    match (a.0, b.0) {
-        // Freed one after the other: no one event is of this free.
-        (x, y) if x == y => Some((x, a.1.max(b.1) | 1)),
-        (x, _) if x == idle => Some(b),
-        (_, y) if y == idle => Some(a),
-        _ => None,
     }
 }

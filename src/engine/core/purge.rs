@@ -10,7 +10,7 @@
 //! the addresses of its private pool, and giving a plain segment back would wait for the device.
 
 use super::arena::SHARED_ARENA;
-use super::block::{BlockId, NONE, State};
+use super::block::{BlockId, BlockState, NONE};
 use super::chunk::ChunkId;
 use super::gpu::Gpu;
 use super::pool::Pool;
@@ -28,7 +28,7 @@ impl Purge {
         self.due.len()
     }
 
-    pub fn knows(&self, block: BlockId) -> bool {
+    pub fn contains(&self, block: BlockId) -> bool {
         self.due.contains_key(&block)
     }
 }
@@ -44,12 +44,12 @@ impl<G: Gpu> Pool<G> {
             return false;
         }
         if silent {
-            self.cover_all(SHARED_ARENA);
+            self.cover_arena(SHARED_ARENA);
             self.epochs.poll(&mut self.gpu);
         } else {
-            self.epochs.ask();
+            self.epochs.request_poll();
         }
-        self.unmap_passed(0, SHARED_ARENA);
+        self.unmap_completed(0, SHARED_ARENA);
         self.make_purgeable(due);
         self.release_due(now, most)
     }
@@ -65,32 +65,32 @@ impl<G: Gpu> Pool<G> {
             ..
         } = self;
         let chunks = &arenas[SHARED_ARENA as usize].chunks;
-        for list in lists.numbers_of(SHARED_ARENA) {
+        for list in lists.numbers(SHARED_ARENA) {
             let owner = lists.get_mut(list);
             let free_blocks: Vec<BlockId> = owner.bins.ascending(blocks, *granularity).collect();
             for free_block in free_blocks {
                 let (start, end) = (blocks[free_block].address, blocks[free_block].end());
-                let mut whole = chunks.inside(start, end).map(|id| chunks.get(id));
+                let mut whole = chunks.within(start, end).map(|id| chunks.get(id));
                 let Some(first) = whole.next() else { continue };
                 let last = whole.last().unwrap_or(first);
-                let (from, to) = (first.home, last.home + last.size);
+                let (from, to) = (first.address, last.address + last.size);
                 let freed = blocks[free_block].detail;
                 owner.remove(blocks, free_block);
                 counters.free_block_removed(end - start);
                 if start < from {
-                    let left = blocks.split_front(free_block, from - start, list, State::Free);
+                    let left = blocks.split_front(free_block, from - start, list, BlockState::Free);
                     blocks[left].detail = freed;
                     owner.insert(blocks, left);
                     counters.free_block_added(from - start);
                 }
                 let mut block = free_block;
                 if to < end {
-                    block = blocks.split_front(free_block, to - from, list, State::Purgeable);
+                    block = blocks.split_front(free_block, to - from, list, BlockState::Purgeable);
                     blocks[block].detail = freed;
                     owner.insert(blocks, free_block);
                     counters.free_block_added(end - to);
                 }
-                blocks[block].state = State::Purgeable;
+                blocks[block].state = BlockState::Purgeable;
                 owner
                     .purgeable
                     .get_or_insert_default()
@@ -110,7 +110,7 @@ impl<G: Gpu> Pool<G> {
         }
         let best = |list: u16| {
             let purgeable = self.lists.get(list).purgeable.as_ref();
-            purgeable.map_or(NONE, |bins| bins.best(&self.blocks, size))
+            purgeable.map_or(NONE, |bins| bins.best_fit(&self.blocks, size))
         };
         let fitting = [best(list), best(own.idle)]
             .into_iter()
@@ -122,7 +122,7 @@ impl<G: Gpu> Pool<G> {
         let chunks = &self.arenas[SHARED_ARENA as usize].chunks;
         let (start, end) = (self.blocks[block].address, self.blocks[block].end());
         let last = chunks.at(start + size - 1).map(|id| chunks.get(id));
-        let needed = last.map_or(end, |last| last.home + last.size) - start;
+        let needed = last.map_or(end, |last| last.address + last.size) - start;
         self.reclaim_front(block, needed);
         true
     }
@@ -143,13 +143,13 @@ impl<G: Gpu> Pool<G> {
 
     /// The first `size` bytes of a block purgeable, which are whole chunks, are a free block again.
     fn reclaim_front(&mut self, block: BlockId, size: u64) {
-        let front = self.take_purgeable(block, size);
+        let front = self.split_purgeable(block, size);
         self.make_free(front);
     }
 
     /// Takes the first `size` bytes, which are whole chunks, out of a block purgeable. They belong to no
     /// list then.
-    fn take_purgeable(&mut self, block: BlockId, size: u64) -> BlockId {
+    fn split_purgeable(&mut self, block: BlockId, size: u64) -> BlockId {
         let Self {
             blocks,
             lists,
@@ -165,7 +165,7 @@ impl<G: Gpu> Pool<G> {
             purge.due.remove(&block);
             return block;
         }
-        let front = blocks.split_front(block, size, whole.list, State::Purgeable);
+        let front = blocks.split_front(block, size, whole.list, BlockState::Purgeable);
         blocks[front].detail = whole.detail;
         purgeable.insert(blocks, block);
         counters.free_block_added(whole.size - size);
@@ -193,7 +193,7 @@ impl<G: Gpu> Pool<G> {
         for block in self.in_order(over.map(|(id, _)| id)) {
             let (start, end) = (self.blocks[block].address, self.blocks[block].end());
             let chunks = &self.arenas[SHARED_ARENA as usize].chunks;
-            let chunks: Vec<ChunkId> = chunks.inside(start, end).collect();
+            let chunks: Vec<ChunkId> = chunks.within(start, end).collect();
             for chunk in chunks {
                 if left == 0 {
                     break;
@@ -201,7 +201,7 @@ impl<G: Gpu> Pool<G> {
                 left -= usize::from(self.release_front(block, chunk));
             }
         }
-        self.start_where_the_gap_does(SHARED_ARENA);
+        self.reset_cursor(SHARED_ARENA);
         left == 0
     }
 
@@ -210,10 +210,10 @@ impl<G: Gpu> Pool<G> {
     fn release_front(&mut self, block: BlockId, chunk: ChunkId) -> bool {
         let idle = self.arenas[SHARED_ARENA as usize].idle;
         let size = self.arenas[SHARED_ARENA as usize].chunks.get(chunk).size;
-        let front = self.take_purgeable(block, size);
+        let front = self.split_purgeable(block, size);
         // A free block of its own for the moment: what lies beside it stays.
         let free_block = &mut self.blocks[front];
-        (free_block.state, free_block.list, free_block.detail) = (State::Free, idle, 0);
+        (free_block.state, free_block.list, free_block.detail) = (BlockState::Free, idle, 0);
         self.lists.get_mut(idle).insert(&mut self.blocks, front);
         self.counters.free_block_added(size);
         let unused = self.arenas[SHARED_ARENA as usize].chunks.get(chunk).stale == 0;

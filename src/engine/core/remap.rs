@@ -1,35 +1,38 @@
-//! Moving chunks: whole free ones are mapped a second time where a request needs one range.
+//! Remapping: whole free chunks are mapped again where a request needs one contiguous range.
+//!
+//! Nothing waits: the new mapping is there at once, and the old one, *stale*, is unmapped later, once the work
+//! that used it has completed.
 
 use super::arena::SHARED_ARENA;
-use super::block::{BlockId, NONE, State};
-use super::chunk::{Chunk, ChunkId, Stale};
+use super::block::{BlockId, BlockState, NONE};
+use super::chunk::{Chunk, ChunkId, StaleMapping};
+use super::coalesce::merged_owner;
 use super::gpu::{Gpu, Refusal};
-use super::journal::Happening;
-use super::pool::{Pool, join};
+use super::memory_events::MemoryEvent;
+use super::pool::Pool;
 
-/// How many old mappings stay up, for each chunk that is held and at the least. They cost addresses, of
-/// which eight times the device's memory is reserved at once, and taking one down costs two thirds of what
-/// mapping a chunk does: llama_serve, from an empty pool, takes a fifth less of the driver's time than with
-/// half a mapping a chunk.
-const STALE: usize = 4;
-const STALE_AT_LEAST: usize = 256;
+/// How many stale mappings are kept, for each chunk and at least. They cost addresses, of which eight times the
+/// device's memory is reserved at once; with this many llama_serve, from an empty pool, takes a fifth less of
+/// the driver's time than with half a mapping a chunk.
+const STALE_PER_CHUNK: usize = 4;
+const MIN_STALE: usize = 256;
 
 impl<G: Gpu> Pool<G> {
-    /// Chooses whole free chunks, at least `wanted` bytes of them if there are so many; none of the free block
-    /// `except`. Those that the stream may use come first, then those of other streams, behind a wait on
-    /// the GPU; for idle memory's own free list there are no others. The smallest free blocks give theirs first:
-    /// large ones can still meet large requests as they are. Returns the bytes chosen.
-    pub(super) fn choose(&mut self, wanted: u64, list: u16, except: BlockId) -> u64 {
-        let mut chosen = std::mem::take(&mut self.chosen);
+    /// Chooses whole free chunks to remap, `wanted` bytes or more if there are as many, none of the free block
+    /// `except`. Those that the stream may use come first, then other streams', behind a wait on the GPU (none
+    /// for the idle list). The smallest free blocks give theirs first: large ones can meet large requests as
+    /// they are. Returns the bytes chosen.
+    pub(super) fn choose_chunks(&mut self, wanted: u64, list: u16, except: BlockId) -> u64 {
+        let mut chosen = std::mem::take(&mut self.to_remap);
         chosen.clear();
         let mut bytes = 0;
         let own = self.lists.get(list);
         let chunks = &self.arenas[own.arena as usize].chunks;
-        // A captured graph goes on using the addresses of its private pool: nothing moves there.
+        // A captured graph goes on using the addresses of its private arena: nothing is remapped there.
         let wanted = if own.arena == SHARED_ARENA { wanted } else { 0 };
         let (idle, arena) = (own.idle, own.arena);
         let own = [Some(list), Some(idle).filter(|idle| *idle != list)];
-        let others = self.lists.beside(list).filter(|_| list != idle);
+        let others = self.lists.others_with_free(list).filter(|_| list != idle);
         let mut owned = 0;
         let mut sources: Vec<(u16, u64)> = Vec::new();
         'search: for source in own.into_iter().flatten().chain(others.map(|(at, _)| at)) {
@@ -42,15 +45,16 @@ impl<G: Gpu> Pool<G> {
                     continue;
                 }
                 let free_block = &self.blocks[id];
-                for chunk in chunks.inside(free_block.address, free_block.end()) {
+                for chunk in chunks.within(free_block.address, free_block.end()) {
                     if bytes >= wanted {
                         break 'search;
                     }
-                    let Chunk { home, size, .. } = *chunks.get(chunk);
+                    let Chunk { address, size, .. } = *chunks.get(chunk);
                     if source == list || source == idle {
                         owned = chosen.len() + 1;
                     } else {
-                        let Some(epoch) = self.reusable_after(id, (home, home + size), list) else {
+                        let Some(epoch) = self.reusable_after(id, (address, address + size), list)
+                        else {
                             continue;
                         };
                         match sources.iter_mut().find(|(at, _)| *at == source) {
@@ -65,22 +69,21 @@ impl<G: Gpu> Pool<G> {
         }
         if !sources
             .iter()
-            .all(|(other, until)| self.follow(list, *other, *until))
+            .all(|(other, until)| self.wait_for(list, *other, *until))
         {
             chosen.truncate(owned);
             let chunks = &self.arenas[arena as usize].chunks;
             bytes = chosen.iter().map(|(_, it)| chunks.get(*it).size).sum();
         }
-        self.chosen = chosen;
+        self.to_remap = chosen;
         bytes
     }
 
-    /// Maps the chosen chunks behind the cursor. Nothing waits: the stream that may use their
-    /// bytes orders its own work, and the old mappings stay up until that is done.
+    /// Remaps the chosen chunks to the cursor, and unmaps stale mappings if there are too many.
     pub(super) fn remap_chosen(&mut self, list: u16) -> Result<(), Refusal> {
         let id = self.lists.get(list).arena;
         let began = self.gpu.now();
-        let chosen = std::mem::take(&mut self.chosen);
+        let chosen = std::mem::take(&mut self.to_remap);
         let mut result = Ok(());
         for (free_block, chunk) in &chosen {
             result = self.remap_chunk(*free_block, *chunk, list);
@@ -90,14 +93,15 @@ impl<G: Gpu> Pool<G> {
         }
         if !chosen.is_empty() {
             self.cover_stale(id);
-            let bound = (self.arenas[id as usize].chunks.len() * STALE).max(STALE_AT_LEAST);
+            let bound = (self.arenas[id as usize].chunks.len() * STALE_PER_CHUNK).max(MIN_STALE);
             self.unmap_stale(bound, id);
             self.remap_budget.spend(self.gpu.now() - began);
         }
-        self.chosen = chosen;
+        self.to_remap = chosen;
         result
     }
 
+    /// Remaps one chunk of a free block to the cursor. Does nothing where there are no addresses.
     fn remap_chunk(&mut self, free_block: BlockId, id: ChunkId, list: u16) -> Result<(), Refusal> {
         let Self {
             arenas,
@@ -105,7 +109,7 @@ impl<G: Gpu> Pool<G> {
             lists,
             gpu,
             counters,
-            journal,
+            event_log,
             ..
         } = self;
         let arena_id = lists.get(list).arena;
@@ -120,14 +124,14 @@ impl<G: Gpu> Pool<G> {
         }
         let (owner, until) = (blocks[free_block].list, blocks[free_block].detail);
         let at = arena.cursor;
-        arena.addresses.take(at, chunk.size);
-        arena.chunks.move_home(id, arena.cursor);
-        journal.note(Happening::Unmapped(chunk.home, chunk.size));
-        journal.note(Happening::Mapped(arena.cursor, chunk.size));
+        arena.addresses.mark_mapped(at, chunk.size);
+        arena.chunks.set_address(id, arena.cursor);
+        event_log.push(MemoryEvent::SegmentUnmapped(chunk.address, chunk.size));
+        event_log.push(MemoryEvent::SegmentMapped(arena.cursor, chunk.size));
         arena.chunks.get_mut(id).stale += 1;
-        arena.chunks.stale.push_back(Stale {
+        arena.chunks.stale.push_back(StaleMapping {
             chunk: id,
-            address: chunk.home,
+            address: chunk.address,
             stream: lists.get(owner).key,
             until: if owner == arena.idle { 0 } else { until },
         });
@@ -136,25 +140,24 @@ impl<G: Gpu> Pool<G> {
         counters.stale += 1;
         counters.stale_bytes += chunk.size;
         let idle = arena.idle;
-        self.cut(free_block, chunk.home, chunk.size);
+        self.remove_range(free_block, chunk.address, chunk.size);
         let (owner, epoch) = match owner == idle || owner == list {
             true => {
-                let range = (chunk.home, chunk.home + chunk.size);
+                let range = (chunk.address, chunk.address + chunk.size);
                 let key = self.lists.get(owner).key;
                 self.epochs.note_remapped(key, range, at);
                 (owner, until)
             }
-            // What was another stream's is this one's now.
-            false => (list, self.take_over(list)),
+            // The stream waits for the one that it was, so that it is its own now.
+            false => (list, self.new_free_epoch(list)),
         };
-        self.append(chunk.size, owner, epoch, list);
+        self.append_free(chunk.size, owner, epoch, list);
         Ok(())
     }
 
-    /// Takes `size` bytes at `address` out of a free block; what is left on either side stays a free block.
-    /// The node goes on as the right-hand rest if there is one, so that the chunks of one free block
-    /// can be cut out in ascending order.
-    pub(super) fn cut(&mut self, free_block: BlockId, address: u64, size: u64) {
+    /// Removes `size` bytes at `address` from a free block; what is left on either side stays free. The node
+    /// becomes the right-hand rest, so that chunks of one free block can be removed in ascending order.
+    pub(super) fn remove_range(&mut self, free_block: BlockId, address: u64, size: u64) {
         let Self {
             blocks,
             lists,
@@ -170,7 +173,7 @@ impl<G: Gpu> Pool<G> {
         let (left, right) = (address - free.address, free.end() - (address + size));
         let mut before = free.prev;
         if left > 0 {
-            before = blocks.add(free.address, left, free.list, State::Free);
+            before = blocks.add(free.address, left, free.list, BlockState::Free);
             blocks[before].prev = free.prev;
             blocks[before].detail = free.detail;
             if free.prev != NONE {
@@ -201,8 +204,9 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// New free bytes stand behind the cursor. They join the tail if the stream may use that too.
-    pub(super) fn append(&mut self, size: u64, owner: u16, epoch: u64, list: u16) {
+    /// Appends `size` free bytes, just mapped at the cursor, to the run: to the tail if the stream `list` may
+    /// use that too, else as a new tail. They are `owner`'s, freed at `epoch`.
+    pub(super) fn append_free(&mut self, size: u64, owner: u16, epoch: u64, list: u16) {
         let Self {
             blocks,
             lists,
@@ -214,10 +218,10 @@ impl<G: Gpu> Pool<G> {
         let arena = &mut arenas[lists.get(list).arena as usize];
         let (address, tail) = (arena.cursor, arena.tail);
         arena.cursor += size;
-        if tail != NONE && blocks[tail].state == State::Free {
+        if tail != NONE && blocks[tail].state == BlockState::Free {
             let (other, detail) = (blocks[tail].list, blocks[tail].detail);
             if (other == list || other == idle)
-                && let Some((owner, epoch)) = join((owner, epoch), (other, detail), idle)
+                && let Some((owner, epoch)) = merged_owner((owner, epoch), (other, detail), idle)
             {
                 lists.get_mut(other).remove(blocks, tail);
                 let free_block = &mut blocks[tail];
@@ -228,7 +232,7 @@ impl<G: Gpu> Pool<G> {
                 return;
             }
         }
-        let id = blocks.add(address, size, owner, State::Free);
+        let id = blocks.add(address, size, owner, BlockState::Free);
         blocks[id].detail = epoch;
         blocks[id].prev = tail;
         if tail != NONE {

@@ -1,10 +1,10 @@
 //! Blocks put back where they were, so that a private pool has the state of an earlier moment again.
 
 use super::arena::ArenaId;
-use super::block::{Block, BlockId, State};
+use super::block::{Block, BlockId, BlockState};
 use super::counters::Origin;
 use super::gpu::Gpu;
-use super::inspect::Found;
+use super::inspect::BlockInfo;
 use super::pool::Pool;
 
 /// The address of a block that cannot be put there: the memory is in use, still used by other streams
@@ -14,20 +14,22 @@ pub struct Occupied(pub u64);
 
 impl<G: Gpu> Pool<G> {
     /// Every block in use of one arena.
-    pub fn blocks_of(&self, arena: ArenaId) -> impl Iterator<Item = Found> {
+    pub fn blocks_of(&self, arena: ArenaId) -> impl Iterator<Item = BlockInfo> {
         let of_arena = move |it: &&Block| self.lists.get(it.list).arena == arena;
         self.live_blocks()
             .filter(of_arena)
-            .map(|block| self.found(block))
+            .map(|block| self.info_of(block))
     }
 
     /// Takes memory of an arena that is free at these very places, all blocks or none. Whoever freed it:
     /// a captured graph that is replayed writes to its addresses without asking.
-    pub fn place(&mut self, blocks: &[Found], arena: ArenaId) -> Result<(), Occupied> {
+    pub fn allocate_at(&mut self, blocks: &[BlockInfo], arena: ArenaId) -> Result<(), Occupied> {
         let mut free_blocks: Vec<BlockId> = self
             .blocks
             .iter()
-            .filter(|(_, it)| it.state == State::Free && self.lists.get(it.list).arena == arena)
+            .filter(|(_, it)| {
+                it.state == BlockState::Free && self.lists.get(it.list).arena == arena
+            })
             .map(|(id, _)| id)
             .collect();
         free_blocks.sort_unstable_by_key(|id| self.blocks[*id].address);
@@ -50,7 +52,7 @@ impl<G: Gpu> Pool<G> {
             found.push(free_block);
         }
         for (at, (block, free_block)) in blocks.iter().zip(found).enumerate() {
-            let Some(list) = self.lists.of(block.stream, arena) else {
+            let Some(list) = self.lists.find_or_add(block.stream, arena) else {
                 // More streams than there is room for. They were placed just now, and are known.
                 for placed in &blocks[..at] {
                     let _ = self.free(placed.start);
@@ -64,7 +66,7 @@ impl<G: Gpu> Pool<G> {
 
     /// Cuts a block out of a free block around it. What is left of the free block behind the block keeps the free block's
     /// node.
-    fn carve(&mut self, free_block: BlockId, block: &Found, list: u16) {
+    fn carve(&mut self, free_block: BlockId, block: &BlockInfo, list: u16) {
         let Block {
             address,
             size,
@@ -80,22 +82,22 @@ impl<G: Gpu> Pool<G> {
         if before > 0 {
             let front = self
                 .blocks
-                .split_front(free_block, before, owner, State::Free);
-            self.put_back(front, freed);
+                .split_front(free_block, before, owner, BlockState::Free);
+            self.reinsert_rest(front, freed);
         }
         let mut id = free_block;
         if self.blocks[free_block].size > block.size {
             id = self
                 .blocks
-                .split_front(free_block, block.size, list, State::Live);
-            self.put_back(free_block, freed);
+                .split_front(free_block, block.size, list, BlockState::Live);
+            self.reinsert_rest(free_block, freed);
         }
         let arena = self.lists.get(list).arena;
         self.mark_live(id, block.requested, list, arena, Origin::Allocator);
     }
 
     /// A piece of a free block is a free block as that was.
-    pub(super) fn put_back(&mut self, id: BlockId, freed: u64) {
+    pub(super) fn reinsert_rest(&mut self, id: BlockId, freed: u64) {
         self.blocks[id].detail = freed;
         let Block { size, list, .. } = self.blocks[id];
         self.lists.get_mut(list).insert(&mut self.blocks, id);

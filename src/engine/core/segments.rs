@@ -1,14 +1,14 @@
 //! The pool as it stands, segment by segment.
 
 use super::arena::ArenaId;
-use super::block::{NONE, State};
+use super::block::{BlockState, NONE};
 use super::counters::Origin;
 use super::gpu::Gpu;
 use super::pool::Pool;
 
 /// One piece of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct SegmentBlock {
     /// Where it begins.
     pub address: u64,
     /// Its bytes.
@@ -33,7 +33,7 @@ pub struct Segment {
     /// Made of mapped chunks.
     pub expandable: bool,
     /// In address order; never empty.
-    pub pieces: Vec<Piece>,
+    pub blocks: Vec<SegmentBlock>,
 }
 
 impl<G: Gpu> Pool<G> {
@@ -42,19 +42,19 @@ impl<G: Gpu> Pool<G> {
         let firsts = self.blocks.iter().filter(|(_, block)| block.prev == NONE);
         firsts
             .map(|(first, block)| {
-                let mut pieces = Vec::new();
+                let mut blocks = Vec::new();
                 let mut at = first;
                 while at != NONE {
                     let block = &self.blocks[at];
-                    let free = matches!(block.state, State::Free | State::Purgeable);
-                    pieces.push(Piece {
+                    let free = matches!(block.state, BlockState::Free | BlockState::Purgeable);
+                    blocks.push(SegmentBlock {
                         address: block.address,
                         size: block.size,
                         requested: if free { 0 } else { block.detail },
                         stream: self.lists.get(block.list).key.handle,
-                        live: block.state == State::Live,
-                        pending: block.state == State::Pending,
-                        origin: block.marks.origin(),
+                        live: block.state == BlockState::Live,
+                        pending: block.state == BlockState::Pending,
+                        origin: block.flags.origin(),
                     });
                     at = block.next;
                 }
@@ -64,14 +64,14 @@ impl<G: Gpu> Pool<G> {
                     expandable: !self.arenas[arena as usize]
                         .segments
                         .contains_key(&block.address),
-                    pieces,
+                    blocks,
                 }
             })
             .collect()
     }
 
     /// What happens from now on besides what is asked for.
-    pub fn journal_mut(&mut self) -> &mut super::journal::Journal {
-        &mut self.journal
+    pub fn event_log_mut(&mut self) -> &mut super::memory_events::EventLog {
+        &mut self.event_log
     }
 }

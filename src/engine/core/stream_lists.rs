@@ -59,7 +59,7 @@ pub struct FreeList {
 
 impl FreeList {
     /// Is another stream's from now on. It holds nothing.
-    fn begin(&mut self, key: StreamKey, arena: ArenaId, idle: u16) {
+    fn reset(&mut self, key: StreamKey, arena: ArenaId, idle: u16) {
         (self.key, self.arena, self.idle) = (key, arena, idle);
         (self.freed, self.live, self.dead) = (0, 0, false);
         self.purgeable = None;
@@ -93,12 +93,12 @@ impl FreeList {
     }
 
     /// Whether any free memory is the stream's.
-    pub fn holds_free(&self) -> bool {
+    pub fn has_free(&self) -> bool {
         !self.bins.is_empty() || self.has_purgeable()
     }
 
     /// Whether any block or free block is the stream's, or will be.
-    fn holds(&self) -> bool {
+    fn is_in_use(&self) -> bool {
         self.live > 0 || !self.bins.is_empty() || self.has_purgeable()
     }
 
@@ -143,7 +143,7 @@ impl FreeList {
 
     /// From now on the order is kept. What is there already comes first, in the order that counts:
     /// by the clock.
-    pub fn keep_order(&mut self, blocks: &mut Blocks) {
+    pub fn start_order(&mut self, blocks: &mut Blocks) {
         if !self.ordered {
             self.ordered = true;
             let mut free_blocks: Vec<BlockId> = self.bins.ascending(blocks, super::BLOCK).collect();
@@ -153,7 +153,7 @@ impl FreeList {
     }
 
     /// With no free block left there is no order to keep, until it is asked for again.
-    pub fn forget_order(&mut self) {
+    pub fn drop_order(&mut self) {
         self.ordered &= self.oldest != NONE;
     }
 
@@ -220,7 +220,7 @@ pub struct FreeLists {
     vacant: Vec<u16>,
     /// They are looked at again once so many were ever used: that is seldom, and yet no more than twice as
     /// many are used as held something at once.
-    look_at: usize,
+    scan_at: usize,
 }
 
 impl Drop for FreeLists {
@@ -240,13 +240,13 @@ impl FreeLists {
             streams: 0,
             of_arena: Vec::new(),
             vacant: Vec::new(),
-            look_at: 0,
+            scan_at: 0,
         })
     }
 
     /// A free list for the idle memory of a new arena. `None` when there are 65,535 free lists already.
     pub fn add_idle(&mut self, arena: ArenaId) -> Option<u16> {
-        self.place(IDLE, arena)
+        self.add(IDLE, arena)
     }
 
     /// The arena is gone: its free lists hold nothing and may be used again.
@@ -266,20 +266,20 @@ impl FreeLists {
     /// The free list of a stream in an arena; a new one for a stream not seen before. `None` when there
     /// are 65,535 free lists that hold memory.
     #[inline(always)]
-    pub fn of(&mut self, key: StreamKey, arena: ArenaId) -> Option<u16> {
+    pub fn find_or_add(&mut self, key: StreamKey, arena: ArenaId) -> Option<u16> {
         let recent = &self.recent[recent_of(key)];
         if recent.key == key && recent.arena == arena {
             return Some(recent.list);
         }
-        self.find(key, arena)
+        self.find_or_add_slow(key, arena)
     }
 
     #[cold]
     #[inline(never)]
-    fn find(&mut self, key: StreamKey, arena: ArenaId) -> Option<u16> {
+    fn find_or_add_slow(&mut self, key: StreamKey, arena: ArenaId) -> Option<u16> {
         let list = match self.by_key.get(&(arena, key)) {
             Some(list) => *list,
-            None => self.place(key, arena)?,
+            None => self.add(key, arena)?,
         };
         self.recent[recent_of(key)] = Recent { key, arena, list };
         Some(list)
@@ -287,9 +287,9 @@ impl FreeLists {
 
     /// A new free list, in the place of one that holds nothing where one is known; so many
     /// streams that come and go cost no more than twice the most that held memory at once.
-    fn place(&mut self, key: StreamKey, arena: ArenaId) -> Option<u16> {
+    fn add(&mut self, key: StreamKey, arena: ArenaId) -> Option<u16> {
         let idle = self.by_key.get(&(arena, IDLE)).copied();
-        let list = match self.take_vacant() {
+        let list = match self.pop_vacant() {
             Some(list) => {
                 self.recent = [Recent::NONE; RECENT];
                 let old = self.get(list);
@@ -309,7 +309,7 @@ impl FreeLists {
             }
         };
         self.streams += usize::from(idle.is_some());
-        self.get_mut(list).begin(key, arena, idle.unwrap_or(list));
+        self.get_mut(list).reset(key, arena, idle.unwrap_or(list));
         self.by_key.insert((arena, key), list);
         let arenas = self.of_arena.len().max(arena as usize + 1);
         self.of_arena.resize_with(arenas, Vec::new);
@@ -319,10 +319,10 @@ impl FreeLists {
     }
 
     /// A free list that holds nothing, if one is known.
-    fn take_vacant(&mut self) -> Option<u16> {
+    fn pop_vacant(&mut self) -> Option<u16> {
         let is_vacant = |array: &ListArray, at: u16| {
             let list = &array.0[at as usize];
-            (list.dead || list.idle != at) && !list.holds()
+            (list.dead || list.idle != at) && !list.is_in_use()
         };
         loop {
             while let Some(list) = self.vacant.pop() {
@@ -330,12 +330,12 @@ impl FreeLists {
                     return Some(list);
                 }
             }
-            if self.used < self.look_at.min(u16::MAX as usize) {
+            if self.used < self.scan_at.min(u16::MAX as usize) {
                 return None;
             }
             let lists = (0..self.used).rev().map(|at| at as u16);
             self.vacant = lists.filter(|at| is_vacant(&self.array, *at)).collect();
-            self.look_at = 2 * (self.used - self.vacant.len());
+            self.scan_at = 2 * (self.used - self.vacant.len());
             if self.vacant.is_empty() {
                 return None;
             }
@@ -349,14 +349,14 @@ impl FreeLists {
     }
 
     /// The same, by number alone.
-    pub fn numbers_of(&self, arena: ArenaId) -> Vec<u16> {
+    pub fn numbers(&self, arena: ArenaId) -> Vec<u16> {
         self.of_arena(arena).map(|(at, _)| at).collect()
     }
 
     /// Whether more than one stream has blocks or free blocks. Looks at no more free lists than held something at once.
-    pub fn several_hold(&self) -> bool {
+    pub fn several_in_use(&self) -> bool {
         let streams = self.iter().filter(|(at, it)| *at != it.idle);
-        streams.filter(|(_, it)| it.holds()).nth(1).is_some()
+        streams.filter(|(_, it)| it.is_in_use()).nth(1).is_some()
     }
 
     /// How many streams have been seen.
@@ -375,7 +375,7 @@ impl FreeLists {
     }
 
     /// The free lists of an arena's streams, without that of its idle memory.
-    pub fn streams_of(&self, arena: ArenaId) -> impl Iterator<Item = (u16, &FreeList)> {
+    pub fn stream_lists_of(&self, arena: ArenaId) -> impl Iterator<Item = (u16, &FreeList)> {
         self.of_arena(arena).filter(|(list, it)| it.idle != *list)
     }
 
@@ -385,9 +385,9 @@ impl FreeLists {
     }
 
     /// The free lists of the other streams of a free list's arena, where they have free blocks.
-    pub fn beside(&self, list: u16) -> impl Iterator<Item = (u16, &FreeList)> {
+    pub fn others_with_free(&self, list: u16) -> impl Iterator<Item = (u16, &FreeList)> {
         let own = self.get(list);
-        self.streams_of(own.arena)
+        self.stream_lists_of(own.arena)
             .filter(move |(at, it)| *at != list && !it.bins.is_empty())
     }
 

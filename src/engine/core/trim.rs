@@ -4,7 +4,7 @@ use super::arena::{ArenaId, SHARED_ARENA};
 use super::block::{BlockId, NONE};
 use super::chunk::ChunkId;
 use super::gpu::Gpu;
-use super::journal::Happening;
+use super::memory_events::MemoryEvent;
 use super::pool::Pool;
 use super::stream_lists::{FreeList, StreamKey, UNORDERED};
 
@@ -12,14 +12,14 @@ impl<G: Gpu> Pool<G> {
     /// Takes old mappings down, the oldest first, until at most `bound` are left or the next one
     /// may still be in use.
     pub(super) fn unmap_stale(&mut self, bound: usize, id: ArenaId) {
-        if self.unmap_passed(bound, id) {
+        if self.unmap_completed(bound, id) {
             self.epochs.poll(&mut self.gpu);
-            self.unmap_passed(bound, id);
+            self.unmap_completed(bound, id);
         }
     }
 
     /// The same as far as is known without asking. True where the next one may still be in use.
-    pub(super) fn unmap_passed(&mut self, bound: usize, id: ArenaId) -> bool {
+    pub(super) fn unmap_completed(&mut self, bound: usize, id: ArenaId) -> bool {
         let Self {
             epochs,
             gpu,
@@ -46,7 +46,7 @@ impl<G: Gpu> Pool<G> {
                 arena.chunks.stale.push_back(old);
                 return false;
             }
-            arena.addresses.give(old.address, size);
+            arena.addresses.mark_unmapped(old.address, size);
             arena.chunks.get_mut(old.chunk).stale -= 1;
             counters.stale -= 1;
             counters.stale_bytes -= size;
@@ -59,15 +59,15 @@ impl<G: Gpu> Pool<G> {
     /// idle yet; does nothing in a capture, such as one of the stream that memory is wanted on, if
     /// it is for one. Returns the bytes given back.
     pub fn trim_all(&mut self, wanted_on: Option<StreamKey>) -> u64 {
-        self.gpu.attend(wanted_on);
+        self.gpu.set_requesting_stream(wanted_on);
         self.reclaim_all();
-        self.settle();
+        self.synchronize_frees();
         if self.gpu.may_wait() {
-            self.let_closing_go();
+            self.retry_closing_arenas();
         }
-        self.trim_closing();
+        self.trim_closing_arenas();
         let bytes = self.trim(SHARED_ARENA);
-        self.gpu.attend(None);
+        self.gpu.set_requesting_stream(None);
         bytes
     }
 
@@ -77,10 +77,10 @@ impl<G: Gpu> Pool<G> {
             return 0;
         }
         self.reclaim_all();
-        self.cover_all(SHARED_ARENA);
+        self.cover_arena(SHARED_ARENA);
         self.epochs.poll(&mut self.gpu);
-        self.let_go();
-        self.unmap_passed(0, SHARED_ARENA);
+        self.apply_completed();
+        self.unmap_completed(0, SHARED_ARENA);
         self.release_idle(SHARED_ARENA)
     }
 
@@ -91,8 +91,8 @@ impl<G: Gpu> Pool<G> {
             return 0;
         }
         if id != SHARED_ARENA {
-            self.let_deferred_go();
-            self.release_all(id);
+            self.complete_deferred();
+            self.make_arena_idle(id);
         }
         if self.is_plain_arena(id) {
             return self.trim_segments(id);
@@ -114,7 +114,7 @@ impl<G: Gpu> Pool<G> {
             let block = &self.blocks[free_block];
             arena
                 .chunks
-                .inside(block.address, block.end())
+                .within(block.address, block.end())
                 .map(move |chunk| (free_block, chunk))
         };
         let found: Vec<(BlockId, ChunkId)> = free_blocks.flat_map(inside).collect();
@@ -125,12 +125,12 @@ impl<G: Gpu> Pool<G> {
                 bytes += chunk.size;
             }
         }
-        self.start_where_the_gap_does(id);
+        self.reset_cursor(id);
         bytes
     }
 
     /// Where the last run is gone, its addresses are used again from where their gap begins.
-    pub(super) fn start_where_the_gap_does(&mut self, id: ArenaId) {
+    pub(super) fn reset_cursor(&mut self, id: ArenaId) {
         let arena = &mut self.arenas[id as usize];
         if arena.tail == NONE {
             arena.cursor = arena.addresses.gap_start(arena.cursor);
@@ -146,19 +146,19 @@ impl<G: Gpu> Pool<G> {
         id: ArenaId,
     ) -> bool {
         let chunk = *self.arenas[id as usize].chunks.get(chunk_id);
-        if self.gpu.unmap(chunk.home, chunk.size).is_err() {
+        if self.gpu.unmap(chunk.address, chunk.size).is_err() {
             self.counters.driver_errors += 1;
             return false;
         }
-        self.cut(free_block, chunk.home, chunk.size);
+        self.remove_range(free_block, chunk.address, chunk.size);
         self.gpu.release(chunk.handle, chunk.size);
         let arena = &mut self.arenas[id as usize];
-        arena.addresses.give(chunk.home, chunk.size);
+        arena.addresses.mark_unmapped(chunk.address, chunk.size);
         arena.chunks.remove(chunk_id);
         arena.reserved -= chunk.size;
         self.counters.chunk_removed(chunk.size);
-        self.journal
-            .note(Happening::Unmapped(chunk.home, chunk.size));
+        self.event_log
+            .push(MemoryEvent::SegmentUnmapped(chunk.address, chunk.size));
         true
     }
 }

@@ -9,7 +9,7 @@
 //! comes after (`cuStreamUpdateCaptureDependencies` with `CU_STREAM_SET_CAPTURE_DEPENDENCIES`). And as with
 //! PyTorch's own allocator, a stream that was recorded has to live until the block is freed.
 
-use crate::core::{Live, Pool, StreamKey, Unknown};
+use crate::core::{LiveBlock, Pool, StreamKey, Unknown};
 use crate::device::capture_graph::{Node, add_all_before, front};
 use crate::device::driver_gpu::DriverGpu;
 use crate::device::{Device, State};
@@ -85,9 +85,9 @@ impl Device {
         address: u64,
         stream: StreamKey,
     ) -> Result<(), Unknown> {
-        let first = !state.pool.is_shared(address);
+        let first = !state.pool.is_multi_stream_at(address);
         state.pool.record_use(address, stream)?;
-        if state.pool.is_shared(address) {
+        if state.pool.is_multi_stream_at(address) {
             self.add_capture_user(state, address, stream.handle, first);
         }
         Ok(())
@@ -113,7 +113,12 @@ impl Device {
     }
 
     /// A block has just been freed that streams of a capture use, and waits.
-    pub(super) fn defer_in_capture(&self, state: &mut State, block: &Live, users: &CaptureUsers) {
+    pub(super) fn defer_in_capture(
+        &self,
+        state: &mut State,
+        block: &LiveBlock,
+        users: &CaptureUsers,
+    ) {
         let owner = state.pool.owner_of(block).handle;
         let mut last = Vec::new();
         // The owner comes first: if the capture is broken, its other streams may be gone.
@@ -123,7 +128,7 @@ impl Device {
                 _ => return,
             }
         }
-        if let Some(name) = state.pool.last_deferred() {
+        if let Some(name) = state.pool.last_deferred_epoch() {
             state.capture_reuse.freed.push(Freed {
                 name,
                 capture: users.capture,
@@ -157,7 +162,7 @@ impl Device {
             let joined = (it.owner, it.capture) == (stream, capture)
                 && it.last.iter().all(|node| behind.contains(node));
             if joined {
-                pool.rejoin(it.name);
+                pool.reclaim_deferred(it.name);
             }
             !joined
         });

@@ -1,7 +1,7 @@
 //! What a program's own CUDA calls ask of a device: memory as `cudaMalloc` and `cudaMallocAsync` hand
 //! it out, and what can be asked about it.
 
-use crate::core::{ALL_STREAMS, Allocation, Found, Origin, SHARED_ARENA, StreamKey, UNORDERED};
+use crate::core::{ALL_STREAMS, Allocation, BlockInfo, Origin, SHARED_ARENA, StreamKey, UNORDERED};
 use crate::device::captures;
 use crate::device::depot::DeferredBlock;
 use crate::device::driver_gpu::{
@@ -192,7 +192,7 @@ impl Device {
         if !unordered || state.pool.is_foreign(key) {
             used = used.and_then(|()| state.pool.record_use(address, key));
         }
-        used.and_then(|()| state.pool.free_by_another(address))
+        used.and_then(|()| state.pool.free_from_other_stream(address))
             .map_err(|_| UnknownPointer)
     }
 
@@ -209,8 +209,8 @@ impl Device {
         match foreign_context(&self.functions, context, key.handle) {
             Some(other) => {
                 let mut state = self.state.lock();
-                state.pool.note_foreign(key);
-                state.pool.gpu_mut().note_foreign(key, other);
+                state.pool.add_foreign_stream(key);
+                state.pool.gpu_mut().add_foreign_stream(key, other);
                 self.free_in_order_of(state, address, key)
             }
             None => {
@@ -241,7 +241,7 @@ impl Device {
     }
 
     /// The block in use around an address, which need not be its start.
-    pub fn find(&self, address: u64) -> Option<Found> {
+    pub fn find(&self, address: u64) -> Option<BlockInfo> {
         let state = self.state.lock();
         let found = state.pool.block_around(address);
         found.filter(|it| self.is_allocated_in(&state, it.start))
@@ -270,7 +270,7 @@ impl Device {
     }
 
     /// Whether the block was allocated in the order of a stream.
-    pub fn is_stream_ordered(found: &Found) -> bool {
+    pub fn is_stream_ordered(found: &BlockInfo) -> bool {
         found.stream != UNORDERED
     }
 
@@ -285,12 +285,12 @@ impl Device {
     /// What is in use and held now.
     pub fn usage(&self) -> MemoryInUse {
         let state = self.lock_flushed();
-        let tally = state.pool.tally();
-        let live_of_allocator = tally.in_use(Origin::Allocator);
+        let counters = state.pool.counters();
+        let live_of_allocator = counters.in_use(Origin::Allocator);
         MemoryInUse {
-            live: live_of_allocator + tally.in_use(Origin::Cuda) - state.depot.bytes(),
+            live: live_of_allocator + counters.in_use(Origin::Cuda) - state.depot.bytes(),
             live_of_allocator,
-            reserved: tally.held(),
+            reserved: counters.reserved(),
         }
     }
 
@@ -373,7 +373,7 @@ impl Device {
         self.live_streams.clear();
         LiveStreams::created().clear();
         take_back(&mut state);
-        let blocks: Vec<Found> = state.pool.blocks_in_use().collect();
+        let blocks: Vec<BlockInfo> = state.pool.blocks_in_use().collect();
         for block in blocks {
             exported::revoke(block.start);
             while let Some(live) = state.pool.find_live(block.start) {

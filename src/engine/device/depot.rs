@@ -5,7 +5,7 @@
 //! the same size once it has passed: an event costs more than a pair of calls may. To the pool they are
 //! in use meanwhile, and marked as shared.
 
-use crate::core::{ALL_STREAMS, Class, Event, Gpu, Live, Origin, Pool};
+use crate::core::{ALL_STREAMS, Class, Event, Gpu, LiveBlock, Origin, Pool};
 use crate::device::driver_gpu::DriverGpu;
 use crate::device::magazine::{BATCH, Holders};
 use crate::device::stream_cache::spread;
@@ -16,13 +16,13 @@ use std::hash::{BuildHasherDefault, Hasher};
 #[derive(Clone, Copy)]
 pub struct DeferredBlock {
     pub address: u64,
-    pub live: Live,
+    pub live: LiveBlock,
     size: u64,
 }
 
 impl DeferredBlock {
     /// A block in use, which was looked up since the pool was last changed.
-    pub fn new(address: u64, live: Live, pool: &Pool<DriverGpu>) -> Self {
+    pub fn new(address: u64, live: LiveBlock, pool: &Pool<DriverGpu>) -> Self {
         DeferredBlock {
             address,
             live,
@@ -103,14 +103,14 @@ impl Depot {
     /// Sets a block aside that was looked up just now. False where it is already.
     #[inline]
     pub fn put(&mut self, block: DeferredBlock, pool: &mut Pool<DriverGpu>) -> bool {
-        if !pool.share(&block.live) {
+        if !pool.mark_multi_stream(&block.live) {
             return false;
         }
         self.bytes += block.size();
         self.open.bytes += block.size();
         self.open.blocks.push(block);
         let full = self.open.blocks.len() >= BATCH || self.open.bytes >= self.limit / 2;
-        if full && let Some(event) = pool.gpu_mut().record(ALL_STREAMS) {
+        if full && let Some(event) = pool.gpu_mut().record_event(ALL_STREAMS) {
             let batch = std::mem::take(&mut self.open);
             self.waiting.push_back((event, batch));
         }
@@ -137,7 +137,7 @@ impl Depot {
     /// Notes blocks as set aside, which none of them is. Answers their bytes.
     fn take_in(&mut self, blocks: &[DeferredBlock], pool: &mut Pool<DriverGpu>) -> u64 {
         for block in blocks {
-            pool.share(&block.live);
+            pool.mark_multi_stream(&block.live);
         }
         let bytes = blocks.iter().map(DeferredBlock::size).sum();
         self.bytes += bytes;
@@ -152,12 +152,12 @@ impl Depot {
             found = self.pop(requested);
         }
         let block = found?;
-        pool.unshare(&block.live);
+        pool.clear_multi_stream(&block.live);
         let size = block.size();
         self.bytes -= size;
         self.ready_bytes -= size;
-        let tally = pool.tally_mut();
-        tally.recycled(Origin::Cuda, Class::of(size), 1, size, block.live.requested);
+        let counters = pool.counters_mut();
+        counters.recycled(Origin::Cuda, Class::of(size), 1, size, block.live.requested);
         Some(block)
     }
 
@@ -167,14 +167,14 @@ impl Depot {
 
     /// The next batch is ready, if its event has passed. True if it was.
     fn advance(&mut self, pool: &mut Pool<DriverGpu>) -> bool {
-        let passed = |(event, _): &(Event, Batch)| pool.gpu_mut().passed(*event);
+        let passed = |(event, _): &(Event, Batch)| pool.gpu_mut().has_completed(*event);
         if !self.waiting.front().is_some_and(passed) {
             return false;
         }
         let Some((event, batch)) = self.waiting.pop_front() else {
             return false;
         };
-        pool.gpu_mut().forget(event);
+        pool.gpu_mut().release_event(event);
         self.make_ready(batch, pool);
         true
     }
@@ -214,7 +214,7 @@ impl Depot {
         let open = std::mem::take(&mut self.open);
         let waiting = std::mem::take(&mut self.waiting);
         for (event, batch) in waiting {
-            pool.gpu_mut().forget(event);
+            pool.gpu_mut().release_event(event);
             batch.blocks.into_iter().for_each(|it| give_back(it, pool));
         }
         open.blocks.into_iter().for_each(|it| give_back(it, pool));
@@ -223,7 +223,7 @@ impl Depot {
 }
 
 fn give_back(block: DeferredBlock, pool: &mut Pool<DriverGpu>) {
-    pool.unshare(&block.live);
+    pool.clear_multi_stream(&block.live);
     // The pool knows it: it was looked up when it was set aside.
     let _ = pool.free(block.address);
 }

@@ -537,7 +537,7 @@ impl DriverGpu {
     }
 
     /// Notes that a stream is of another device, whose context this is.
-    pub fn note_foreign(&mut self, stream: StreamKey, context: usize) {
+    pub fn add_foreign_stream(&mut self, stream: StreamKey, context: usize) {
         self.foreign.insert(stream, context);
     }
 
@@ -890,7 +890,7 @@ impl Gpu for DriverGpu {
         }
     }
 
-    fn attend(&mut self, stream: Option<StreamKey>) {
+    fn set_requesting_stream(&mut self, stream: Option<StreamKey>) {
         let context = self.properties.context;
         self.attending = stream.is_some_and(|stream| {
             is_capturing(&self.functions, context, stream.handle) != Some(false)
@@ -930,7 +930,7 @@ impl Gpu for DriverGpu {
         }
     }
 
-    fn record(&mut self, stream: StreamKey) -> Option<Event> {
+    fn record_event(&mut self, stream: StreamKey) -> Option<Event> {
         if !self.may_wait() || stream == UNORDERED {
             return None;
         }
@@ -961,7 +961,7 @@ impl Gpu for DriverGpu {
         }
     }
 
-    fn passed(&mut self, event: Event) -> bool {
+    fn has_completed(&mut self, event: Event) -> bool {
         if !self.may_wait() {
             return false;
         }
@@ -971,7 +971,7 @@ impl Gpu for DriverGpu {
         }) == 0
     }
 
-    fn order(&mut self, event: Event, stream: StreamKey) -> bool {
+    fn stream_wait_event(&mut self, event: Event, stream: StreamKey) -> bool {
         // No one stream's wait holds up all that may use memory of no stream's.
         if stream == UNORDERED || !self.may_wait() {
             return false;
@@ -995,7 +995,7 @@ impl Gpu for DriverGpu {
         }) == 0
     }
 
-    fn forget(&mut self, event: Event) {
+    fn release_event(&mut self, event: Event) {
         match self.foreign_events.remove(&event) {
             // SAFETY: an event of ours that nothing asks any more.
             Some(_) => unsafe {

@@ -1,6 +1,6 @@
 //! What is counted of a device.
 
-use crate::core::{Counters, Origin};
+use crate::core::{Origin, PoolStats};
 use crate::device::ledger::{Call, CallFigures};
 use crate::device::{Device, State};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -19,9 +19,9 @@ pub fn set_torch_allocator() {
 #[derive(Clone, Debug)]
 pub struct Figures {
     /// PyTorch's counters and ours, with the blocks that the allocator's own functions were asked for.
-    pub counters: Counters,
+    pub counters: PoolStats,
     /// The same with the blocks that CUDA's functions were asked for.
-    pub of_cuda: Counters,
+    pub of_cuda: PoolStats,
     /// Count and time of each driver call.
     pub calls: Vec<(Call, CallFigures)>,
     /// Bytes of the largest free range.
@@ -42,7 +42,7 @@ impl Figures {
 
     /// What the statistics show as the program's: what it asked of the allocator, or where it asked nothing
     /// of that, its calls of CUDA's functions.
-    pub fn of_program(&self) -> &Counters {
+    pub fn of_program(&self) -> &PoolStats {
         match self.is_allocator() {
             true => &self.counters,
             false => &self.of_cuda,
@@ -50,7 +50,7 @@ impl Figures {
     }
 
     /// Beside it, what other libraries had by CUDA's functions; `None` where those are the program's calls.
-    pub fn of_others(&self) -> Option<&Counters> {
+    pub fn of_others(&self) -> Option<&PoolStats> {
         self.is_allocator().then_some(&self.of_cuda)
     }
 
@@ -69,12 +69,12 @@ impl Figures {
 impl Device {
     /// Sets the peaks to what there is now.
     pub fn reset_peaks(&self) {
-        self.lock_flushed().pool.tally_mut().reset_peaks();
+        self.lock_flushed().pool.counters_mut().reset_peaks();
     }
 
     /// Sets the sums of what was ever allocated and freed to 0.
     pub fn reset_accumulated(&self) {
-        self.lock_flushed().pool.tally_mut().reset_accumulated();
+        self.lock_flushed().pool.counters_mut().reset_accumulated();
     }
 
     /// What the pool looks like now.
@@ -91,8 +91,8 @@ impl Device {
 
     fn figures_of(&self, state: &State) -> Figures {
         Figures {
-            counters: state.pool.counters(),
-            of_cuda: state.pool.counters_of(Origin::Cuda),
+            counters: state.pool.stats(),
+            of_cuda: state.pool.stats_of(Origin::Cuda),
             calls: Call::ALL
                 .iter()
                 .map(|call| (*call, self.ledger.figures(*call)))

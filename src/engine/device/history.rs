@@ -2,7 +2,7 @@
 //! `torch/cuda/memory.py`): what was allocated, freed and mapped, in order, and where in the program
 //! that was. Nothing is kept until somebody asks for it.
 
-use crate::core::Happening;
+use crate::core::MemoryEvent;
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, VecDeque};
@@ -250,10 +250,10 @@ impl History {
     }
 
     /// Enters what the pool did meanwhile, for this stream and at this place as far as is known.
-    pub fn catch_up(&mut self, happenings: Vec<Happening>, stream: u64, context: &Context) {
+    pub fn catch_up(&mut self, happenings: Vec<MemoryEvent>, stream: u64, context: &Context) {
         for happening in happenings {
             let (action, (address, size)) = match happening {
-                Happening::Completed {
+                MemoryEvent::FreeCompleted {
                     address,
                     size,
                     stream,
@@ -261,10 +261,14 @@ impl History {
                     self.completed(address, size, stream);
                     continue;
                 }
-                Happening::Mapped(address, size) => (Action::SegmentMap, (address, size)),
-                Happening::Unmapped(address, size) => (Action::SegmentUnmap, (address, size)),
-                Happening::Taken(address, size) => (Action::SegmentAlloc, (address, size)),
-                Happening::GivenBack(address, size) => (Action::SegmentFree, (address, size)),
+                MemoryEvent::SegmentMapped(address, size) => (Action::SegmentMap, (address, size)),
+                MemoryEvent::SegmentUnmapped(address, size) => {
+                    (Action::SegmentUnmap, (address, size))
+                }
+                MemoryEvent::SegmentAllocated(address, size) => {
+                    (Action::SegmentAlloc, (address, size))
+                }
+                MemoryEvent::SegmentFreed(address, size) => (Action::SegmentFree, (address, size)),
             };
             self.note(action, address, size, stream, context.clone());
         }

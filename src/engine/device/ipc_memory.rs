@@ -72,7 +72,7 @@ impl Device {
             )));
         }
         if pool.gpu().spans.needs_sweep() {
-            let home = pool.homes();
+            let home = pool.chunk_addresses();
             pool.gpu_mut().spans.sweep(&home);
         }
         let segment = (!backing.mapped).then_some(backing.start);

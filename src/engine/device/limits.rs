@@ -31,7 +31,7 @@ impl Device {
     /// largest free range, or what the limit and the device leave to grow by.
     pub fn largest_obtainable(&self) -> u64 {
         let state = self.lock_flushed();
-        let reserved = state.pool.counters().all.reserved_bytes.current;
+        let reserved = state.pool.stats().all.reserved_bytes.current;
         let device = state.pool.gpu().memory_info().map_or(0, |(free, _)| free);
         let limit = self.ledger.limit().saturating_sub(self.ledger.unpooled());
         let growth = device.min(limit.saturating_sub(reserved));

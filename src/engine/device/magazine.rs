@@ -13,7 +13,7 @@
 //! Locks are taken in one order: the device's, then a magazine's. Blocks come to be known to a magazine
 //! and cease to be under both.
 
-use crate::core::{ALL_STREAMS, Event, Gpu, Live, Origin, Pool};
+use crate::core::{ALL_STREAMS, Event, Gpu, LiveBlock, Origin, Pool};
 use crate::device::depot::{DeferredBlock, Depot};
 use crate::device::driver_gpu::DriverGpu;
 use crate::device::stream_cache::{Recycled, spread};
@@ -127,7 +127,7 @@ pub struct Magazines {
 pub struct Holders(Vec<u8>);
 
 impl Holders {
-    fn set(&mut self, live: &Live, number: u8) {
+    fn set(&mut self, live: &LiveBlock, number: u8) {
         if self.0.len() <= live.index() {
             self.0.resize(live.index() + 1, NOBODY);
         }
@@ -135,7 +135,7 @@ impl Holders {
     }
 
     #[inline]
-    fn of(&self, live: &Live) -> u8 {
+    fn of(&self, live: &LiveBlock) -> u8 {
         self.0.get(live.index()).copied().unwrap_or(NOBODY)
     }
 }
@@ -192,7 +192,7 @@ impl Magazines {
     }
 
     /// Whether a block, which is in use to the pool, lies in a magazine.
-    pub fn has(&self, live: &Live, address: u64, holders: &Holders) -> bool {
+    pub fn has(&self, live: &LiveBlock, address: u64, holders: &Holders) -> bool {
         let knows = self.holder(live, holders);
         knows.is_some_and(|magazine| magazine.lies_here(address))
     }
@@ -200,7 +200,7 @@ impl Magazines {
     /// A block in use is freed in another way, and no magazine is to know it. False where it lies in
     /// one: then it is not in use.
     #[inline]
-    pub fn forget(&self, live: &Live, address: u64, holders: &mut Holders) -> bool {
+    pub fn forget(&self, live: &LiveBlock, address: u64, holders: &mut Holders) -> bool {
         match self.holder(live, holders) {
             None => true,
             Some(mut magazine) => {
@@ -214,7 +214,7 @@ impl Magazines {
     }
 
     #[inline]
-    fn holder(&self, live: &Live, holders: &Holders) -> Option<Guard<'_, Magazine>> {
+    fn holder(&self, live: &LiveBlock, holders: &Holders) -> Option<Guard<'_, Magazine>> {
         let number = usize::from(holders.of(live));
         let magazine = self.places.get(number.wrapping_sub(1))?.get()?;
         Some(magazine.lock())
@@ -289,7 +289,10 @@ impl Magazine {
         }
         // A single batch always has room: blocks of very different sizes may make it too large by one.
         let room = self.waiting.is_empty() || self.waiting_bytes + self.open.bytes <= share;
-        match room.then(|| pool.gpu_mut().record(ALL_STREAMS)).flatten() {
+        match room
+            .then(|| pool.gpu_mut().record_event(ALL_STREAMS))
+            .flatten()
+        {
             Some(event) => {
                 let spare = self.spare.pop().unwrap_or_default();
                 let batch = std::mem::replace(&mut self.open, spare);
@@ -302,14 +305,14 @@ impl Magazine {
 
     /// The oldest batch is ready, if its event has passed. True if it was.
     pub fn advance(&mut self, share: u64, depot: &mut Depot, pool: &mut Pool<DriverGpu>) -> bool {
-        let passed = |(event, _): &(Event, Batch)| pool.gpu_mut().passed(*event);
+        let passed = |(event, _): &(Event, Batch)| pool.gpu_mut().has_completed(*event);
         if !self.waiting.front().is_some_and(passed) {
             return false;
         }
         let Some((event, mut batch)) = self.waiting.pop_front() else {
             return false;
         };
-        pool.gpu_mut().forget(event);
+        pool.gpu_mut().release_event(event);
         self.waiting_bytes -= batch.bytes;
         if self.ready_bytes + batch.bytes > share {
             self.pour_ready(depot, pool);

@@ -47,7 +47,7 @@ use oom_report::Bytes;
 use private_pools::{ActiveRoute, PrivatePools, Source};
 
 use crate::core::{
-    Allocated, ArenaId, LARGEST_REQUEST, Live, Metadata, Origin, Policy, Pool, Refusal,
+    Allocated, ArenaId, LARGEST_REQUEST, LiveBlock, Metadata, Origin, Policy, Pool, Refusal,
     SHARED_ARENA, StreamKey, UNORDERED, block_size,
 };
 use crate::device::driver_gpu::{
@@ -95,8 +95,8 @@ struct State {
 impl State {
     /// Whether a block, which is in use to the pool, was set aside: of those of no stream's, what is marked as
     /// shared.
-    fn is_deferred(&self, live: &Live) -> bool {
-        self.pool.owner_of(live) == UNORDERED && self.pool.shares(live)
+    fn is_deferred(&self, live: &LiveBlock) -> bool {
+        self.pool.owner_of(live) == UNORDERED && self.pool.is_multi_stream(live)
     }
 
     /// Bytes of the block that a request for `requested` bytes gets: the one place where sizes are rounded up, by
@@ -112,7 +112,7 @@ impl State {
 
     /// The stream cache that a block in use goes to.
     #[inline]
-    fn cache_of(&self, live: &Live) -> CacheKey {
+    fn cache_of(&self, live: &LiveBlock) -> CacheKey {
         CacheKey::of(self.pool.owner_of(live), self.pool.origin_of(live))
     }
 }
@@ -146,7 +146,7 @@ impl Drop for Device {
     fn drop(&mut self) {
         let state = self.state.0.get_mut();
         self.stream_caches.clear_all(None, &mut state.pool);
-        state.pool.shut();
+        state.pool.tear_down();
     }
 }
 
@@ -297,7 +297,7 @@ impl Device {
         let (requested, bytes) = (size as u64, state.block_size(size));
         let held = cache.as_deref();
         // To the pool a cached block is in use, which no peak may count.
-        if others && state.pool.tally().would_peak(origin, bytes, requested) {
+        if others && state.pool.counters().would_peak(origin, bytes, requested) {
             self.stream_caches.clear_all(held, &mut state.pool);
         }
         let found = state
@@ -317,7 +317,7 @@ impl Device {
             }
         };
         let Allocated { address, list } = allocated;
-        if arena == SHARED_ARENA && !state.pool.frees_at_once(bytes) {
+        if arena == SHARED_ARENA && !state.pool.needs_free_event(bytes) {
             match cache {
                 Some(cache) if cache.is_idle() => self.stream_caches.end(cache),
                 Some(mut cache) => cache.track(key, address, requested, bytes),
@@ -427,8 +427,8 @@ impl Device {
     /// Frees a block that streams of a capture may use.
     #[cold]
     #[inline(never)]
-    fn free_used(&self, state: &mut State, address: u64, live: Live) {
-        let shared = state.pool.shares(&live);
+    fn free_used(&self, state: &mut State, address: u64, live: LiveBlock) {
+        let shared = state.pool.is_multi_stream(&live);
         let users = state.capture_users.remove(&address);
         state.pool.free_live(live);
         if shared && let Some(users) = users {
@@ -438,7 +438,7 @@ impl Device {
 
     /// Has the caches forget a block in use, which is freed in another way. False if it is free: it lies in a
     /// stream cache or magazine.
-    fn forget_cached(&self, state: &mut State, live: &Live, address: u64) -> bool {
+    fn forget_cached(&self, state: &mut State, live: &LiveBlock, address: u64) -> bool {
         let cache = self.stream_caches.of(state.cache_of(live));
         cache.is_none_or(|mut cache| cache.forget(address))
             && self.forget_in_magazine(state, live, address)
@@ -446,7 +446,7 @@ impl Device {
 
     /// The part of [`Device::forget_cached`] that concerns magazines.
     #[inline]
-    fn forget_in_magazine(&self, state: &mut State, live: &Live, address: u64) -> bool {
+    fn forget_in_magazine(&self, state: &mut State, live: &LiveBlock, address: u64) -> bool {
         let holders = &mut state.depot.holders;
         !self.relaxed || self.magazines.forget(live, address, holders)
     }
@@ -511,9 +511,9 @@ impl Device {
             history: History::default(),
             seen: (0, Duration::ZERO),
         };
-        state.pool.journal_mut().keep(history::is_recorded());
+        state.pool.event_log_mut().enable(history::is_recorded());
         let ahead = settings.preallocate as u64;
-        if ahead > 0 && state.pool.take_ahead(ahead).is_err() {
+        if ahead > 0 && state.pool.preallocate(ahead).is_err() {
             message::print(&format!(
                 "preallocate has no effect on device {ordinal}: {} cannot be had there",
                 Bytes(ahead)
@@ -582,7 +582,7 @@ impl Device {
     pub fn remove_stream(&self, stream: u64) {
         let created = LiveStreams::created().find(stream);
         if let Some(key) = self.live_streams.find(stream).or(created) {
-            self.state.lock().pool.forget_stream(key);
+            self.state.lock().pool.before_stream_destroy(key);
         }
         self.live_streams.remove(stream);
     }
@@ -605,8 +605,8 @@ impl Device {
         let foreign = || foreign_context(&self.functions, context, stream);
         let known = self.permanent.get(stream).is_some();
         if let Some(other) = (!known).then(foreign).flatten() {
-            state.pool.note_foreign(key);
-            state.pool.gpu_mut().note_foreign(key, other);
+            state.pool.add_foreign_stream(key);
+            state.pool.gpu_mut().add_foreign_stream(key, other);
         }
         // Such a block is freed after its work, or behind all work of the device. The mark of a use by other
         // streams would make it a deferred block.

@@ -26,7 +26,7 @@ impl Device {
             arena,
         } = request;
         let requested = size as u64;
-        let tried = state.pool.tally().tried();
+        let tried = state.pool.counters().counts();
 
         // 1. Blocks in the other streams' caches go back to the pool.
         self.stream_caches.clear_all(held, &mut state.pool);
@@ -53,7 +53,7 @@ impl Device {
 
         // 5. Deferred frees, behind a wait for the device (counted as `syncs`).
         if is_short(&result) && self.reclaim_deferred_locked(state) {
-            state.pool.tally_mut().syncs += 1;
+            state.pool.counters_mut().syncs += 1;
             if arena != SHARED_ARENA {
                 state.pool.trim_all(Some(key));
             }
@@ -73,7 +73,7 @@ impl Device {
         let result =
             result.map_err(|shortage| self.out_of_memory(state, requested, shortage, arena));
         if origin == Origin::Cuda {
-            state.pool.tally_mut().tried_for_cuda(tried);
+            state.pool.counters_mut().attribute_to_cuda(tried);
         }
         result
     }

@@ -30,7 +30,7 @@ impl Device {
         arena: ArenaId,
     ) -> Box<OutOfMemory> {
         let unsupplied = matches!(shortage.refusal, Refusal::Unsupplied(_));
-        state.pool.tally_mut().ooms += u64::from(!unsupplied);
+        state.pool.counters_mut().ooms += u64::from(!unsupplied);
         Box::new(OutOfMemory {
             device: self.ordinal,
             shortage: Shortage { asked, ..shortage },
@@ -52,10 +52,10 @@ impl fmt::Display for OutOfMemory {
         let Shortage {
             asked,
             live,
-            live_of_cuda,
+            live_cuda,
             reserved,
             largest,
-            elsewhere,
+            other_arenas,
             chunk,
             refusal,
         } = self.shortage;
@@ -82,9 +82,9 @@ impl fmt::Display for OutOfMemory {
             }
             None => write!(f, " does not say what is free")?,
         }
-        write!(f, ". In use by the program: {}", Bytes(live - live_of_cuda))?;
-        if live_of_cuda > 0 {
-            write!(f, "; by other libraries: {}", Bytes(live_of_cuda))?;
+        write!(f, ". In use by the program: {}", Bytes(live - live_cuda))?;
+        if live_cuda > 0 {
+            write!(f, "; by other libraries: {}", Bytes(live_cuda))?;
         }
         write!(
             f,
@@ -106,7 +106,7 @@ impl fmt::Display for OutOfMemory {
                     ". The limit stands in the way: the device has room for this request."
                 )
             }
-            _ if (reserved - live).saturating_sub(elsewhere) > asked => match chunk {
+            _ if (reserved - live).saturating_sub(other_arenas) > asked => match chunk {
                 0 => write!(
                     f,
                     ". Free memory lies in pieces between blocks in use, which are not joined in \
@@ -123,10 +123,10 @@ impl fmt::Display for OutOfMemory {
                      to that (CONCERTINA_CONF=chunk_size_mb:2)."
                 ),
             },
-            _ if elsewhere > asked => write!(
+            _ if other_arenas > asked => write!(
                 f,
                 ". PrivatePool pools, as CUDA graphs have them, hold {} that is free for them alone.",
-                Bytes(elsewhere)
+                Bytes(other_arenas)
             ),
             Refusal::OutOfMemory if free > asked => write!(
                 f,

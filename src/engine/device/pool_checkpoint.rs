@@ -1,6 +1,6 @@
 //! The state of a private pool at one moment, and going back to it: which blocks are in use, and where.
 
-use crate::core::Found;
+use crate::core::BlockInfo;
 use crate::device::driver_gpu::thread_number;
 use crate::device::{ActiveRoute, Device, PoolId, PoolRoute, State};
 
@@ -15,7 +15,7 @@ pub enum NotRestored {
 
 impl Device {
     /// Every block in use of a private pool; `None` where there is none of that name.
-    pub fn pool_blocks(&self, pool: PoolId) -> Option<Vec<Found>> {
+    pub fn pool_blocks(&self, pool: PoolId) -> Option<Vec<BlockInfo>> {
         let state = self.state.lock();
         let arena = state.private(pool)?.arena;
         Some(state.pool.blocks_of(arena).collect())
@@ -26,16 +26,16 @@ impl Device {
     /// in this order. Counts no user of the pool.
     ///
     /// Waits for the device where freed memory may still be used by other streams.
-    pub fn restore_pool(&self, route: PoolRoute, blocks: &[Found]) -> Result<(), NotRestored> {
+    pub fn restore_pool(&self, route: PoolRoute, blocks: &[BlockInfo]) -> Result<(), NotRestored> {
         let mut state = self.lock_flushed();
         let arena = state.private(route.pool).ok_or(NotRestored::NoPool)?.arena;
         let State { pool, routes, .. } = &mut *state;
-        let placed = pool
-            .place(blocks, arena)
-            .or_else(|unplaced| match pool.settle() {
-                true => pool.place(blocks, arena),
-                false => Err(unplaced),
-            });
+        let placed =
+            pool.allocate_at(blocks, arena)
+                .or_else(|unplaced| match pool.synchronize_frees() {
+                    true => pool.allocate_at(blocks, arena),
+                    false => Err(unplaced),
+                });
         placed.map_err(|unplaced| NotRestored::Taken(unplaced.0))?;
         routes.push(ActiveRoute {
             route,

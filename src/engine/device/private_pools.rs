@@ -132,7 +132,7 @@ impl Device {
     pub fn set_no_split(&self, pool: PoolId) {
         let mut state = self.state.lock();
         if let Some(arena) = state.private(pool).map(|private| private.arena) {
-            state.pool.keep_whole(arena);
+            state.pool.use_whole_segments(arena);
         }
     }
 
@@ -249,6 +249,6 @@ impl Device {
         if !capturing {
             Device::clear_capture_reuse(state);
         }
-        state.pool.trim_closing();
+        state.pool.trim_closing_arenas();
     }
 }

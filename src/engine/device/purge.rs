@@ -14,12 +14,12 @@ impl Device {
     pub fn empty_cache(&self) {
         external_cache::give_back();
         let mut state = self.lock_flushed();
-        let waits = state.pool.tally().syncs;
+        let waits = state.pool.counters().syncs;
         state.pool.trim_all(None);
         state.pool.gpu_mut().retry_pending_releases();
         // Counted as a wait even where there was nothing to wait for, as PyTorch's own allocator counts it.
-        let tally = state.pool.tally_mut();
-        tally.syncs = tally.syncs.max(waits + 1);
+        let counters = state.pool.counters_mut();
+        counters.syncs = counters.syncs.max(waits + 1);
     }
 
     /// Like [`Device::empty_cache`], for what is known to be idle. Never waits for the GPU.
@@ -37,7 +37,7 @@ impl Device {
     pub fn purge_idle(&self, now: Duration, patience: Duration) -> bool {
         let mut state = self.lock_flushed();
         let seen = [Origin::Allocator, Origin::Cuda].map(|origin| {
-            let of = &state.pool.counters_of(origin).all.allocation;
+            let of = &state.pool.stats_of(origin).all.allocation;
             of.allocated + of.freed
         });
         let seen = seen.iter().sum();

@@ -1,6 +1,6 @@
 //! What a device's history is told, and what PyTorch's snapshots tell of the device.
 
-use crate::core::{Origin, Piece, Segment};
+use crate::core::{Origin, Segment, SegmentBlock};
 use crate::device::history::{self, Action, Context, History};
 use crate::device::{Device, PoolId, State};
 use crate::util::lock::Guard;
@@ -11,7 +11,7 @@ impl Device {
     pub(crate) fn follow_recording_plan(&self, clear: bool) {
         let mut state = self.lock_flushed();
         let plan = history::plan();
-        state.pool.journal_mut().keep(plan.is_some());
+        state.pool.event_log_mut().enable(plan.is_some());
         if clear {
             state.history.clear();
         }
@@ -29,7 +29,7 @@ impl Device {
     /// Notes that a block is about to be freed.
     pub fn note_freed(&self, address: u64, size: u64, stream: u64, context: Context) {
         let mut state = self.caught_up(0, &None);
-        let completed = !state.pool.is_shared(address);
+        let completed = !state.pool.is_multi_stream_at(address);
         state
             .history
             .freed(address, size, stream, context, completed);
@@ -52,7 +52,7 @@ impl Device {
     /// The state with all that the pool did in its history.
     fn caught_up(&self, stream: u64, context: &Context) -> Guard<'_, State> {
         let mut state = self.state.lock();
-        let happenings = state.pool.journal_mut().take();
+        let happenings = state.pool.event_log_mut().drain();
         state.history.catch_up(happenings, stream, context);
         state
     }
@@ -73,7 +73,7 @@ impl Device {
         if !traces {
             return (segments, Value::Array(Vec::new()));
         }
-        let active = state.pool.counters().all.active_bytes.current;
+        let active = state.pool.stats().all.active_bytes.current;
         // It is in those that come.
         let traces = state.history.json();
         if history::is_recorded() {
@@ -89,10 +89,10 @@ impl Device {
 /// A block of another library's is none of PyTorch's that is in use, so that the sums of a snapshot are those
 /// of PyTorch's counters; it is said of it what it is.
 fn segment_json(device: i32, segment: &Segment, pool: PoolId, history: &History) -> Value {
-    let pieces = &segment.pieces;
-    let foreign = |piece: &Piece| piece.origin == Origin::Cuda;
-    let sum = |of: &dyn Fn(&Piece) -> u64| pieces.iter().map(of).sum::<u64>();
-    let own = |of: &dyn Fn(&Piece) -> u64| {
+    let pieces = &segment.blocks;
+    let foreign = |piece: &SegmentBlock| piece.origin == Origin::Cuda;
+    let sum = |of: &dyn Fn(&SegmentBlock) -> u64| pieces.iter().map(of).sum::<u64>();
+    let own = |of: &dyn Fn(&SegmentBlock) -> u64| {
         let own = pieces.iter().filter(|piece| !foreign(piece));
         own.map(of).sum::<u64>()
     };

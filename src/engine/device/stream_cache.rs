@@ -145,8 +145,8 @@ impl Recycled {
         for class in [Class::Small, Class::Large] {
             let of = &recycled.0[class as usize];
             if of.count > 0 {
-                let tally = pool.tally_mut();
-                tally.recycled(origin, class, of.count, of.bytes, of.requested);
+                let counters = pool.counters_mut();
+                counters.recycled(origin, class, of.count, of.bytes, of.requested);
             }
         }
     }
@@ -437,7 +437,7 @@ impl StreamCache {
     /// Gives what lies here back to the pool.
     pub fn clear<G: Gpu>(&mut self, pool: &mut Pool<G>) {
         self.recycled.tell(self.origin, pool);
-        pool.free_late(|pool| {
+        pool.free_without_events(|pool| {
             for track in &self.lying[..self.length] {
                 let item = &mut self.tracked[usize::from(*track)];
                 // The pool handed it out and has not had it back, so it knows it.

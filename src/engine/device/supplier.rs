@@ -83,13 +83,13 @@ impl Device {
             if !last {
                 self.empty_cache();
                 self.return_supplied();
-                if self.has_idle(&shortage) {
+                if self.has_idle_block(&shortage) {
                     return Ok(());
                 }
             }
         }
         let mut state = self.state.lock();
-        state.pool.tally_mut().ooms += 1;
+        state.pool.counters_mut().ooms += 1;
         let arena = state.private(shortage.pool).map(|it| it.arena);
         let Shortage { asked, refusal, .. } = shortage.shortage;
         shortage.shortage = state
@@ -100,11 +100,11 @@ impl Device {
 
     /// Whether the private pool has room for the request in memory that any stream may use, as it may once
     /// the device was waited for.
-    fn has_idle(&self, shortage: &OutOfMemory) -> bool {
+    fn has_idle_block(&self, shortage: &OutOfMemory) -> bool {
         let size = self.block_size(shortage.shortage.asked as usize);
         let state = self.state.lock();
         let private = state.private(shortage.pool);
-        private.is_some_and(|it| state.pool.has_idle(size, it.arena))
+        private.is_some_and(|it| state.pool.has_idle_block(size, it.arena))
     }
 
     /// False where the memory cannot be used.
@@ -127,7 +127,7 @@ impl Device {
             return false;
         };
         state.suppliers.insert(address, supplier.clone());
-        state.pool.supply(address, bytes, arena);
+        state.pool.add_supplied_segment(address, bytes, arena);
         true
     }
 
@@ -135,7 +135,7 @@ impl Device {
     pub fn return_supplied(&self) {
         loop {
             let mut state = self.state.lock();
-            let Some((address, bytes)) = state.pool.take_returned() else {
+            let Some((address, bytes)) = state.pool.pop_returned_segment() else {
                 return;
             };
             state.pool.gpu_mut().spans.remove_part(address);

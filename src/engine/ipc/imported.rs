@@ -1,7 +1,7 @@
 //! Memory of other processes, mapped into this one. Each span is mapped once, and stays mapped as long as any
 //! [`Imported`] of it is held.
 
-use crate::core::{Found, UNORDERED};
+use crate::core::{BlockInfo, UNORDERED};
 use crate::device::Device;
 use crate::device::exported;
 use crate::device::spans::{IpcError, SegmentHandle};
@@ -70,10 +70,10 @@ impl Imported {
 
     /// The memory in it that a handle names; `None` if it reaches beyond the end, which only a handle that was
     /// tampered with does.
-    pub fn subrange(&self, handle: &Handle) -> Option<Found> {
+    pub fn subrange(&self, handle: &Handle) -> Option<BlockInfo> {
         let Handle { offset, size, .. } = *handle;
         let end = offset.checked_add(size)?;
-        (end <= self.bytes).then_some(Found {
+        (end <= self.bytes).then_some(BlockInfo {
             start: self.address.checked_add(offset)?,
             size,
             requested: size,

@@ -3,7 +3,7 @@
 //! The pool's counters are the only source. `OWN` is the one list of the figures that PyTorch
 //! does not have: the JSON and the table of docs/statistics.md are both made from it.
 
-use crate::core::{Counters, Flow, Usage};
+use crate::core::{PoolStats, Stat, TORCH_COUNTS, Usage};
 use crate::device::external_cache;
 use crate::device::{Device, Figures};
 use crate::process::allocator::{Allocator, allocator_in_use};
@@ -152,7 +152,7 @@ fn device_json(device: &Device, figures: Option<&Figures>) -> Value {
 }
 
 /// PyTorch's `memory_stats`, key by key under its names (`torch/cuda/memory.py`).
-pub fn memory_stats(counters: &Counters) -> Map<String, Value> {
+pub fn memory_stats(counters: &PoolStats) -> Map<String, Value> {
     let mut stats = Map::new();
     for (pool, usage) in [
         ("all", &counters.all),
@@ -164,23 +164,17 @@ pub fn memory_stats(counters: &Counters) -> Map<String, Value> {
         }
     }
     // Nothing is oversize without `max_split_size_mb`, which has no effect here.
-    put(&mut stats, "oversize_allocations", &Flow::default());
-    put(&mut stats, "oversize_segments", &Flow::default());
-    for (name, value) in [
-        ("num_alloc_retries", counters.alloc_retries),
-        ("num_ooms", counters.ooms),
-        ("num_sync_all_streams", counters.syncs),
-        ("num_device_alloc", counters.device_allocs),
-        ("num_device_free", counters.device_frees),
-    ] {
-        stats.insert(name.into(), value.into());
+    put(&mut stats, "oversize_allocations", &Stat::default());
+    put(&mut stats, "oversize_segments", &Stat::default());
+    for count in &TORCH_COUNTS {
+        stats.insert(count.name.into(), count.of(counters).into());
     }
     stats.insert("max_split_size".into(), (-1).into());
     stats
 }
 
 /// What is counted of the blocks of other libraries, all sizes together.
-fn others(counters: &Counters) -> Map<String, Value> {
+fn others(counters: &PoolStats) -> Map<String, Value> {
     let mut stats = Map::new();
     for (name, flow) in of_blocks(&counters.all) {
         put(&mut stats, &format!("{name}.all"), flow);
@@ -191,7 +185,7 @@ fn others(counters: &Counters) -> Map<String, Value> {
 }
 
 /// Those of the quantities that blocks have, and the memory around them has not.
-fn of_blocks(usage: &Usage) -> impl Iterator<Item = (&'static str, &Flow)> {
+fn of_blocks(usage: &Usage) -> impl Iterator<Item = (&'static str, &Stat)> {
     let of_memory = [
         "segment",
         "inactive_split",
@@ -202,7 +196,7 @@ fn of_blocks(usage: &Usage) -> impl Iterator<Item = (&'static str, &Flow)> {
     all.filter(move |(name, _)| !of_memory.contains(name))
 }
 
-fn put(stats: &mut Map<String, Value>, name: &str, flow: &Flow) {
+fn put(stats: &mut Map<String, Value>, name: &str, flow: &Stat) {
     stats.insert(format!("{name}.current"), flow.current.into());
     stats.insert(format!("{name}.peak"), flow.peak.into());
     stats.insert(format!("{name}.allocated"), flow.allocated.into());
@@ -211,7 +205,7 @@ fn put(stats: &mut Map<String, Value>, name: &str, flow: &Flow) {
 
 /// What PyTorch counts, in the order that its own table has (`DeviceStats` in its
 /// `CachingDeviceAllocator.h`).
-pub fn by_name(usage: &Usage) -> [(&'static str, &Flow); 9] {
+pub fn by_name(usage: &Usage) -> [(&'static str, &Stat); 9] {
     [
         ("allocation", &usage.allocation),
         ("segment", &usage.segment),

@@ -7,7 +7,7 @@ use super::breaks::is_broken;
 use super::malloc::INVALID_VALUE;
 use super::pointer_attributes::{self, Maker};
 use super::{Answer, primary_context, stream_capture};
-use concertina_engine::core::Found;
+use concertina_engine::core::BlockInfo;
 use concertina_engine::device::Device;
 use concertina_engine::ipc::{self, HANDLE_SIZE, Handle, Imported, IpcError};
 use concertina_engine::process::allocator::allocator_in_use;
@@ -36,7 +36,7 @@ struct Open {
     handle: Handle,
     device: &'static Device,
     memory: Arc<Imported>,
-    found: Found,
+    found: BlockInfo,
     /// How often it was opened and not closed.
     count: usize,
 }
@@ -51,7 +51,7 @@ fn all() -> MutexGuard<'static, Option<HashMap<u64, Open>>> {
 }
 
 /// What is open around an address. One relaxed load where nothing ever was.
-pub fn around(address: u64) -> Option<(&'static Device, Found)> {
+pub fn around(address: u64) -> Option<(&'static Device, BlockInfo)> {
     if !ANY.load(Relaxed) {
         return None;
     }

@@ -5,7 +5,7 @@ use super::breaks::is_broken;
 use super::malloc::INVALID_VALUE;
 use super::malloc_async::default_pool;
 use super::{Answer, driver_table, ipc_hooks, malloc_async, vmm_cache};
-use concertina_engine::core::Found;
+use concertina_engine::core::BlockInfo;
 use concertina_engine::device::Device;
 use concertina_engine::device::exported;
 use concertina_engine::process::allocator::allocator_in_use;
@@ -33,7 +33,7 @@ pub enum Maker {
 #[derive(Clone, Copy)]
 pub struct Known {
     pub device: &'static Device,
-    pub found: Found,
+    pub found: BlockInfo,
     pub maker: Maker,
 }
 

@@ -1,6 +1,7 @@
-"""Run inside a Python process that has the library loaded: fits PyTorch's functions to it.
+"""Makes PyTorch's Python functions of memory show this library's allocator. The library runs it in the Python
+process that has loaded it.
 
-`functions` is put here by whoever runs this: addresses of the library's functions, by name.
+`functions`, which the library sets, holds addresses of its functions by name.
 """
 
 import ctypes
@@ -23,12 +24,12 @@ HOOKS = {
     "set_release_pool": "release_pool",
 }
 
-# What is kept of places in the program, as the library counts it.
+# Which tracebacks are kept, as the library counts it.
 CONTEXTS = {None: 0, "state": 1, "alloc": 2, "all": 3}
-NOTHING = -1
-MOST = 2**63
+END = -1
+MAX_ENTRIES = 2**63
 
-TAKE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
+CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
 OBSERVE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64)
 
 ours = []
@@ -41,8 +42,8 @@ def native(name, result, *arguments):
 
 attach_object = native("attach", ctypes.c_bool, ctypes.c_bool)
 is_disabled = native("is_disabled", ctypes.c_bool)
-mistakes = native("mistakes", None, TAKE)
-memory_stats = native("memory_stats", None, ctypes.c_int, TAKE)
+mistakes = native("mistakes", None, CALLBACK)
+memory_stats = native("memory_stats", None, ctypes.c_int, CALLBACK)
 reset_peaks = native("reset_peaks", None, ctypes.c_int)
 reset_accumulated = native("reset_accumulated", None, ctypes.c_int)
 fraction = native("fraction", ctypes.c_double, ctypes.c_int)
@@ -50,55 +51,56 @@ change_settings = native("change_settings", None, ctypes.c_char_p, ctypes.c_size
 record = native(
     "record", None, ctypes.c_int, ctypes.c_ulonglong, ctypes.c_int, ctypes.c_bool, ctypes.c_size_t
 )
-actions = native("actions", None, TAKE)
+actions = native("actions", None, CALLBACK)
 is_recorded = native("is_recorded", ctypes.c_bool)
-reading = native("reading", None, ctypes.c_bool)
+keep_tracebacks = native("keep_tracebacks", None, ctypes.c_bool)
 snapshot = native(
-    "snapshot", None, ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_bool, TAKE
+    "snapshot", None, ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_bool, CALLBACK
 )
-follows = native("follows", None, ctypes.c_bool)
-number_stats = native("number_stats", None, ctypes.c_bool)
-withdraw_objects = native("withdraw_objects", None)
+set_called_by_script = native("set_called_by_script", None, ctypes.c_bool)
+set_test_pattern = native("set_test_pattern", None, ctypes.c_bool)
+restore_class_functions = native("restore_class_functions", None)
 set_metadata = native("set_metadata", None, ctypes.c_char_p, ctypes.c_size_t)
-profiling = native("profiling", None, ctypes.c_bool)
-trace_gpu = native("trace_gpu", None, ctypes.c_size_t)
+set_profiling = native("set_profiling", None, ctypes.c_bool)
+start_gpu_trace = native("start_gpu_trace", None, ctypes.c_size_t)
 is_gpu_traced = native("is_gpu_traced", ctypes.c_bool)
 set_observer = native("set_observer", None, OBSERVE)
 POOL = ctypes.c_int, ctypes.c_ulonglong, ctypes.c_ulonglong
-pool_blocks = native("pool_blocks", None, *POOL, TAKE)
+pool_blocks = native("pool_blocks", None, *POOL, CALLBACK)
 restore = native("restore", ctypes.c_ulonglong, *POOL, ctypes.c_void_p, ctypes.c_size_t)
 end_allocate_to_pool = native("end_allocate_to_pool", None, *POOL)
 swap_owner = native("swap_owner", ctypes.c_bool, *[ctypes.c_size_t] * 3)
 
 
 def read(function, *arguments):
-    """What a function hands over as JSON."""
+    """The value that a function sends as JSON."""
     texts = []
-    function(*arguments, TAKE(lambda text, size: texts.append(ctypes.string_at(text, size))))
+    function(*arguments, CALLBACK(lambda text, size: texts.append(ctypes.string_at(text, size))))
     return json.loads(texts[0])
 
 
 class PoolState:
-    """Which blocks of a private pool were in use. A block is its address, its size, the bytes asked for,
+    """A checkpoint of a private pool: its live blocks. A block is its address, size, requested bytes,
     and its stream's handle and id."""
 
     def __init__(self, pool, blocks):
         self.pool, self.blocks = pool, blocks
 
 
-def for_good(thing):
-    """The library keeps the address."""
+def immortal(thing):
+    """Keeps an object alive for good: the library has its address."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
     return thing
 
 
 def attach():
-    """Watches for an allocator of ours, from now on; does nothing without PyTorch."""
+    """From now on, attaches to each allocator that is made of this library's functions. Without PyTorch
+    it is to run again."""
     core = getattr(sys.modules.get("torch"), "_C", None)
     make = getattr(core, "_cuda_customAllocator", None)
     change = getattr(core, "_cuda_changeCurrentAllocator", None)
     if make is None or change is None:
-        native("later", None)()
+        native("run_again", None)()
         return
     if any(make is it for it in ours):
         return
@@ -110,7 +112,7 @@ def attach():
         if is_disabled():
             allocator = make(allocate, free)
         else:
-            # Rather than without its limit.
+            # The program must not run without its limit.
             for line, lifts_limit in read(mistakes):
                 if lifts_limit:
                     raise ValueError(line)
@@ -124,7 +126,7 @@ def attach():
         is_ours = any(allocator is it for it in ours)
         if is_ours and is_disabled():
             return
-        # A program may ask for what it has.
+        # The program may set the allocator that it has.
         if (is_ours or module.stays) and attach_object(False):
             if not is_ours:
                 complain("PyTorch keeps concertina, and not the allocator that the program sets")
@@ -138,7 +140,7 @@ def attach():
     core._cuda_changeCurrentAllocator = _cuda_changeCurrentAllocator
     ours.append(_cuda_customAllocator)
     if attach_object(False):
-        # It was changed before anybody watched.
+        # It was changed before this ran.
         hook(core._cuda_getAllocator())
         replace_functions(core)
 
@@ -151,8 +153,8 @@ def hook(allocator):
 
 
 def watch_profilers(core):
-    """Has the library ask PyTorch whether memory is profiled only after a profiler was started: it is a
-    question for each block. Where profilers may be started unseen, it goes on asking."""
+    """Has the library ask PyTorch for each block whether memory is profiled only once a profiler was
+    started; always where profilers may start unseen."""
     modules = getattr(core, "_autograd", None), *(
         sys.modules.get(name) for name in ("torch.autograd", "torch.autograd.profiler")
     )
@@ -167,7 +169,7 @@ def watch_profilers(core):
     def announcing(start):
         @functools.wraps(start)
         def announce(*arguments):
-            profiling(True)
+            set_profiling(True)
             return start(*arguments)
 
         return announce
@@ -178,37 +180,39 @@ def watch_profilers(core):
         for module in *modules, sys.modules.get("torch.autograd.profiler_legacy"):
             if start is not None and getattr(module, name, None) is start:
                 setattr(module, name, announce)
-    profiling(False)
+    set_profiling(False)
 
 
 def watch_gpu_trace(core):
-    """Has PyTorch's GPU trace told of blocks once it is activated, which its own allocator does."""
+    """Has the library call PyTorch's GPU trace for blocks once it is activated, as PyTorch's own
+    allocator does."""
     activate = getattr(core, "_activate_gpu_trace", None)
     if activate is None:
         return
 
-    def fire(address, goes):
+    def fire(address, frees):
         from torch.cuda import _gpu_trace
 
         callbacks = (
-            _gpu_trace.MemoryDeallocationCallbacks if goes else _gpu_trace.MemoryAllocationCallbacks
+            _gpu_trace.MemoryDeallocationCallbacks if frees else _gpu_trace.MemoryAllocationCallbacks
         )
         callbacks.fire_callbacks(address)
 
-    for_good(fire)
+    immortal(fire)
 
     @functools.wraps(activate)
     def _activate_gpu_trace():
         activate()
-        trace_gpu(id(fire))
+        start_gpu_trace(id(fire))
 
     core._activate_gpu_trace = _activate_gpu_trace
     if is_gpu_traced():
-        trace_gpu(id(fire))
+        start_gpu_trace(id(fire))
 
 
-def numbered_stats(has_rejections):
-    """What PyTorch has to read where each figure of its statistics is a number, counted from 1000 on."""
+def test_pattern(has_rejections):
+    """The statistics that PyTorch has to read from the test pattern: each figure is a number, from 1000
+    on."""
     numbers = itertools.count(1000)
 
     def figure():
@@ -229,23 +233,24 @@ def numbered_stats(has_rejections):
 
 
 def check_classes(core):
-    """Has PyTorch read an object of its own class that the library has made: it was compiled with what the
-    library has from a list. Where the two differ, the library keeps to plain functions."""
-    number_stats(True)
+    """Has PyTorch read statistics that the library has written as an object of PyTorch's class. Where it
+    reads other numbers, its classes differ from those of its release, and the functions with such
+    classes stay PyTorch's."""
+    set_test_pattern(True)
     try:
         theirs = core._cuda_memoryStats(0)
     except (AttributeError, RuntimeError):
-        # It is not fitted for that.
+        # The function was not replaced.
         return
     finally:
-        number_stats(False)
+        set_test_pattern(False)
     theirs.pop("reserved_bytes_by_private_pools", None)
-    if theirs != numbered_stats("num_oom_rejections" in theirs):
-        withdraw_objects()
+    if theirs != test_pattern("num_oom_rejections" in theirs):
+        restore_class_functions()
 
 
 def replace_functions(core):
-    """Puts ours in place of the functions that raise under any pluggable allocator."""
+    """Replaces the functions that raise under any pluggable allocator."""
 
     check_classes(core)
     watch_profilers(core)
@@ -279,42 +284,42 @@ def replace_functions(core):
             place[last] = value
         return stats
 
-    # torch.compile tells functions apart by their identity and their hash: one of Python's for each.
+    # Each is a Python function of its own: torch.compile tells them apart by identity and hash.
     def of_device(function):
         return lambda device: function(device_number(device))
 
     def start_or_stop(enabled, contexts, entries, cpp, clear, skip):
         if not enabled:
-            record(NOTHING, 0, 0, clear, 0)
+            record(END, 0, 0, clear, 0)
             return
         names = read(actions)
         bits = sum(1 << names.index(name) for name in set(skip) & set(names))
         gather = functools.partial(core._profiler.gather_traceback, True, True, cpp)
-        record(contexts, min(entries, MOST), bits, clear, id(for_good(gather)))
+        record(contexts, min(entries, MAX_ENTRIES), bits, clear, id(immortal(gather)))
 
     def is_wanted(record_pinned_host_memory=False, record_cuda=True, *_):
         """Whether memory of the GPU is to be recorded: from 2.14 on, that of the host may be alone."""
         return record_cuda
 
-    def following(function, *arguments):
-        """What PyTorch's function answers while its allocator object takes no part."""
-        follows(True)
+    def call_theirs(function, *arguments):
+        """Calls a function of PyTorch's for its own part: what reaches the allocator object meanwhile
+        has no effect."""
+        set_called_by_script(True)
         try:
             return function(*arguments)
         finally:
-            follows(False)
+            set_called_by_script(False)
 
-    def follow(record_as_they_do, *arguments):
-        """Has PyTorch tell which named stretches the program is in, where its allocator object is fitted
-        for that."""
+    def start_theirs(start, *arguments):
+        """Has PyTorch pass annotations and compiled regions on, where the allocator object takes them."""
         # Without the actions to skip, of which releases before 2.11 know nothing.
         for given in arguments, arguments[:-1]:
             try:
-                return following(record_as_they_do, *given)
+                return call_theirs(start, *given)
             except TypeError:
                 pass
             except RuntimeError as error:
-                # That the object is not fitted for it. Anything else is for whoever asks.
+                # The function of the object was not replaced. The caller gets any other error.
                 if "CUDAPluggableAllocator" not in str(error):
                     raise
                 return
@@ -342,7 +347,7 @@ def replace_functions(core):
             if value not in allowed:
                 raise RuntimeError(f"expected one of {allowed}, not {value!r}")
         # What it records itself is memory of the host.
-        follow(
+        start_theirs(
             their_record_history,
             enabled, context, stacks, entries, clear, compiling, annotations, list(skip), *host,
         )
@@ -364,7 +369,7 @@ def replace_functions(core):
         skip=(),
         *host,
     ):
-        follow(
+        start_theirs(
             their_record_history_legacy,
             enabled, context, entries, entries_context, cpp, clear, compiling, annotations,
             list(skip), *host,
@@ -375,12 +380,12 @@ def replace_functions(core):
         )
 
     def changing(set_settings):
-        def set_and_follow(settings):
+        def set_both(settings):
             set_settings(settings)
             encoded = settings.encode()
             change_settings(encoded, len(encoded))
 
-        return set_and_follow
+        return set_both
 
     metadata = [""]
 
@@ -393,14 +398,14 @@ def replace_functions(core):
         """Memory of the host, which snapshots have from 2.14 on, and PyTorch itself knows."""
         names = ("host_segments", "host_traces") if release >= (2, 14) else ()
         try:
-            theirs = following(their_snapshot, pool) if names else {}
+            theirs = call_theirs(their_snapshot, pool) if names else {}
         except RuntimeError:
             theirs = {}
         return {name: theirs.get(name, []) for name in names}
 
     def memory_snapshot(pool=None):
         graph, user, traces = (*(pool or (0, 0)), True)[:3]
-        reading(True)
+        keep_tracebacks(True)
         try:
             result = read(snapshot, graph, user, traces)
             things = [*result["segments"]]
@@ -408,13 +413,13 @@ def replace_functions(core):
             things += (entry for trace in result["device_traces"] for entry in trace)
             numbers = {thing["context"] for thing in things} - {None}
             if any(number % 2 for number in numbers):
-                # Places that C++ has noted, and PyTorch can tell.
+                # Tracebacks of C++, which PyTorch symbolizes.
                 theirs = their_snapshot(pool)
                 theirs["external_annotations"] = result["external_annotations"]
                 return theirs
             tracebacks = [ctypes.cast(number, ctypes.py_object).value for number in numbers]
         finally:
-            reading(False)
+            keep_tracebacks(False)
         stacks = core._profiler.symbolize_tracebacks(tracebacks)
         frames = dict(zip(numbers, stacks))
         for thing in things:
@@ -442,7 +447,7 @@ def replace_functions(core):
         for observer in observers:
             observer(device, asked, most, free)
 
-    set_observer(for_good(OBSERVE(observe)))
+    set_observer(immortal(OBSERVE(observe)))
 
     def blocks_in_use(device, pool):
         blocks = read(pool_blocks, device_number(device), *pool)

@@ -1,5 +1,5 @@
-//! Objects of C++'s standard library as PyTorch and this library hand them to each other: those of
-//! libstdc++, whose layout is part of its ABI and has not changed since GCC 5.
+//! Classes of C++'s standard library that PyTorch and this library pass to each other. They are libstdc++'s, whose
+//! layout is part of its ABI and has not changed since GCC 5.
 
 use super::symbols::Library;
 use crate::entry::panic_guard::guard;
@@ -12,11 +12,11 @@ use std::sync::{Arc, OnceLock};
 use std::{ptr, slice};
 
 /// The longest text that `std::string` keeps inside itself.
-const INSIDE: usize = 15;
+const SHORT: usize = 15;
 
 type New = unsafe extern "C-unwind" fn(usize) -> *mut c_void;
 
-/// `operator new`, of the library that frees what it allocates.
+/// `operator new` of libstdc++, whose `operator delete` frees it.
 fn new() -> Option<New> {
     static FOUND: OnceLock<Option<New>> = OnceLock::new();
     *FOUND.get_or_init(|| {
@@ -26,13 +26,13 @@ fn new() -> Option<New> {
     })
 }
 
-/// So many bytes that C++ may free. `None` where there is no libstdc++.
+/// Memory that C++ frees. `None` where there is no libstdc++.
 pub fn allocate(bytes: usize) -> Option<*mut c_void> {
     // SAFETY: a plain allocation.
     new().map(|new| unsafe { new(bytes) })
 }
 
-/// `std::string`, in the form that keeps its text outside itself: such a one may be moved as bytes.
+/// `std::string`, in the form that keeps its text outside itself, so that it may be moved as bytes.
 #[repr(C)]
 pub struct CxxString {
     text: *mut u8,
@@ -42,9 +42,9 @@ pub struct CxxString {
 }
 
 impl CxxString {
-    /// Whoever takes it over frees it. `None` where there is no libstdc++.
+    /// Owned by the C++ that it is passed to. `None` where there is no libstdc++.
     pub fn of(text: &[u8]) -> Option<CxxString> {
-        let capacity = text.len().max(INSIDE + 1);
+        let capacity = text.len().max(SHORT + 1);
         // SAFETY: a plain allocation, which has room for the text and the zero behind it.
         let to = unsafe {
             let to = new()?(capacity + 1).cast::<u8>();
@@ -61,7 +61,7 @@ impl CxxString {
 
     /// The text.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: wherever the text lies, it is so long; it is not changed while this is borrowed.
+        // SAFETY: `text` points to `length` bytes, which do not change while this is borrowed.
         unsafe { slice::from_raw_parts(self.text, self.length) }
     }
 }
@@ -88,7 +88,7 @@ impl<T> CxxVector<T> {
         }
     }
 
-    /// Whoever takes it over frees it, and its elements. `None` where there is no libstdc++.
+    /// Owned, with its elements, by the C++ that it is passed to. `None` where there is no libstdc++.
     pub fn of(elements: Vec<T>) -> Option<CxxVector<T>> {
         let count = elements.len();
         // SAFETY: a plain allocation, aligned for all that is no larger than two words, with room for the
@@ -115,13 +115,13 @@ pub struct SharedPointer {
     counts: *mut Counts,
 }
 
-// SAFETY: what C++ shares by such pointers it counts, and lets go of, on any thread.
+// SAFETY: C++ copies and frees such pointers on any thread; the counts are atomic.
 unsafe impl Send for SharedPointer {}
 
 impl Clone for SharedPointer {
     fn clone(&self) -> Self {
         if !self.counts.is_null() {
-            // SAFETY: they live as long as anybody points by them, and this one does.
+            // SAFETY: the counts live as long as one pointer that uses them, which this is.
             unsafe { (*self.counts).users.fetch_add(1, Relaxed) };
         }
         SharedPointer { ..*self }
@@ -148,25 +148,25 @@ impl Drop for SharedPointer {
 }
 
 impl SharedPointer {
-    /// What it points at.
+    /// The address that it points to.
     pub fn address(&self) -> *mut c_void {
         self.address
     }
 
-    /// Points at nothing.
+    /// A null pointer.
     pub const NULL: SharedPointer = SharedPointer {
         address: ptr::null_mut(),
         counts: ptr::null_mut(),
     };
 
-    /// Points into opened memory, and holds it until the last copy is gone.
-    pub fn to(opened: Arc<Imported>) -> SharedPointer {
-        let address = opened.address() as *mut c_void;
+    /// Points into memory imported from another process, and keeps it open until the last copy is gone.
+    pub fn to(imported: Arc<Imported>) -> SharedPointer {
+        let address = imported.address() as *mut c_void;
         let counts = Box::new(Counts {
             functions: &raw const TABLE.functions,
             users: AtomicI32::new(1),
             weak: AtomicI32::new(1),
-            opened: Some(opened),
+            imported: Some(imported),
         });
         SharedPointer {
             address,
@@ -175,23 +175,22 @@ impl SharedPointer {
     }
 }
 
-/// What a `std::shared_ptr` counts its copies in: `std::_Sp_counted_base`, and behind it what is held where
-/// it is one of ours.
+/// The counts of a `std::shared_ptr`: `std::_Sp_counted_base`. The last field is there in those of this library
+/// only.
 #[repr(C)]
 struct Counts {
     functions: *const Functions,
-    /// C++ counts both.
     users: AtomicI32,
     weak: AtomicI32,
-    opened: Option<Arc<Imported>>,
+    imported: Option<Arc<Imported>>,
 }
 
 type Function = unsafe extern "C-unwind" fn(*mut Counts);
 
 #[repr(C)]
 struct Table {
-    /// The object's offset, and its type, which nobody asks for.
-    before: [usize; 2],
+    /// The object's offset, and its type, which is not used.
+    header: [usize; 2],
     functions: Functions,
 }
 
@@ -206,7 +205,7 @@ struct Functions {
 }
 
 static TABLE: Table = Table {
-    before: [0; 2],
+    header: [0; 2],
     functions: Functions {
         in_place_destructor: dispose,
         deleting_destructor: destroy,
@@ -216,19 +215,19 @@ static TABLE: Table = Table {
     },
 };
 
-/// The last user is gone.
+/// The last pointer is gone.
 unsafe extern "C-unwind" fn dispose(counts: *mut Counts) {
-    // SAFETY: C++ calls this once, with what `SharedPointer::to` made; nobody else has it then.
-    guard((), || unsafe { (*counts).opened = None });
+    // SAFETY: C++ calls this once, with what `SharedPointer::to` made, when no pointer uses it.
+    guard((), || unsafe { (*counts).imported = None });
 }
 
-/// Nobody knows of the counts any more.
+/// The counts are not used any more.
 unsafe extern "C-unwind" fn destroy(counts: *mut Counts) {
-    // SAFETY: as above, and nobody uses them from here on.
+    // SAFETY: as above, and it is the last call.
     guard((), || drop(unsafe { Box::from_raw(counts) }));
 }
 
-/// There is no deleter to be asked for.
+/// There is no deleter.
 unsafe extern "C" fn get_deleter(_: *mut Counts, _: *const c_void) -> *mut c_void {
     ptr::null_mut()
 }

@@ -1,93 +1,33 @@
-//! Memory history for C++: `torch::cuda::_record_memory_history` and `_memory_snapshot_pickled` ask the
-//! allocator object itself, in classes that differ from release to release.
+//! Memory history and snapshots for C++ (`torch::cuda::_record_memory_history`, `_memory_snapshot_pickled`):
+//! they ask the allocator object, in classes that differ between releases.
 
-use super::concertina_pool_id;
+use super::abi::concertina_pool_id;
 use super::cxx::{CxxString, CxxVector, SharedPointer};
 use super::exceptions::{Failure, raise};
-use super::layouts::{AllocatorConfigInfo, BlockInfo, SegmentInfo, SnapshotInfo, TraceEntry};
-use super::memory_history::{self, Gather, snapshot_of};
+use super::layouts::{
+    AllocatorConfigInfo, BlockInfo, SNAPSHOT, SegmentInfo, SnapshotInfo, TraceEntry,
+};
+use super::memory_history::{self, snapshot_of};
 use super::symbols::Library;
-use super::vtable::SNAPSHOT;
+use super::tracebacks::{self, Recorder, Source};
 use crate::entry::panic_guard::guard;
-use concertina_engine::device::history::{Action, Context, Place};
+use concertina_engine::device::history::Action;
 use concertina_engine::util::message;
 use serde_json::Value;
-use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::mem::{take, transmute};
+use std::mem::transmute;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// `attach.py` records or reads, and has PyTorch take part in it: its call says nothing new, and asks for
-/// nothing.
-static FOLLOWS: AtomicBool = AtomicBool::new(false);
+/// `attach.py` is calling PyTorch's own function of the same purpose, so that PyTorch's part of it is done:
+/// what then reaches the allocator object changes nothing, and answers nothing.
+static CALLED_BY_SCRIPT: AtomicBool = AtomicBool::new(false);
 
-/// Until it says that that is over, PyTorch follows `attach.py`.
-pub extern "C" fn follows(begins: bool) {
-    FOLLOWS.store(begins, Relaxed);
+/// Called by `attach.py` around such a call.
+pub extern "C" fn set_called_by_script(begins: bool) {
+    CALLED_BY_SCRIPT.store(begins, Relaxed);
 }
 
 type This = *mut c_void;
-
-/// Makes a traceback. What it returns is no plain data, so the caller passes room for it first.
-pub type Recorder = unsafe extern "C-unwind" fn(*mut SharedPointer) -> *mut SharedPointer;
-
-/// Tracebacks of C++: those in use by their numbers, and others, which are let go of while no lock is held.
-struct Tracebacks {
-    used: Option<HashMap<u64, SharedPointer>>,
-    unneeded: Vec<SharedPointer>,
-}
-
-static TRACEBACKS: Mutex<Tracebacks> = Mutex::new(Tracebacks {
-    used: None,
-    unneeded: Vec::new(),
-});
-
-fn tracebacks() -> MutexGuard<'static, Tracebacks> {
-    TRACEBACKS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A `c10::GatheredContext`. Its number is its address and one, which no object of Python's has.
-struct Traceback(u64);
-
-impl Place for Traceback {
-    fn number(&self) -> u64 {
-        self.0
-    }
-}
-
-impl Drop for Traceback {
-    fn drop(&mut self) {
-        let mut tracebacks = tracebacks();
-        let used = tracebacks.used.as_mut();
-        if let Some(pointer) = used.and_then(|used| used.remove(&self.0)) {
-            tracebacks.unneeded.push(pointer);
-        }
-    }
-}
-
-/// Where this thread is. No lock may be held. What the recorder throws goes on to the caller.
-pub fn gather(recorder: Recorder) -> Context {
-    guard((), || {
-        let unneeded = take(&mut tracebacks().unneeded);
-        drop(unneeded);
-    });
-    let mut pointer = SharedPointer::NULL;
-    // SAFETY: PyTorch's function, and room for what it returns, where nothing has to be dropped.
-    unsafe { recorder(&mut pointer) };
-    guard(None, || {
-        let number = pointer.address() as u64 | 1;
-        if pointer.address().is_null() {
-            return None;
-        }
-        let mut tracebacks = tracebacks();
-        tracebacks
-            .used
-            .get_or_insert_default()
-            .insert(number, pointer);
-        Some(Arc::new(Traceback(number)))
-    })
-}
 
 /// `recordHistory`, in the order of PyTorch's arguments.
 pub unsafe extern "C" fn record_history(
@@ -99,7 +39,7 @@ pub unsafe extern "C" fn record_history(
     clear: bool,
     skip: *const CxxVector<CxxString>,
 ) {
-    if FOLLOWS.load(Relaxed) {
+    if CALLED_BY_SCRIPT.load(Relaxed) {
         return;
     }
     guard((), || {
@@ -112,29 +52,28 @@ pub unsafe extern "C" fn record_history(
         let bits = Action::ALL.iter().enumerate();
         let bits = bits.map(|(at, action)| c_int::from(skipped(action)) << at);
         let (Some(recorder), true) = (recorder, enabled) else {
-            return memory_history::record_by(Gather::Nothing, -1, 0, 0, clear);
+            return memory_history::record_with(Source::None, -1, 0, 0, clear);
         };
-        let by = Gather::Cxx(recorder);
-        memory_history::record_by(by, contexts, entries as u64, bits.sum(), clear);
+        let source = Source::Cxx(recorder);
+        memory_history::record_with(source, contexts, entries as u64, bits.sum(), clear);
     });
 }
 
-/// The same in releases of which C++ gets no snapshot: PyTorch may take part in what `attach.py` records, and
-/// C++ may not ask for more.
-pub unsafe extern "C-unwind" fn follow_history(_: This) {
-    if FOLLOWS.load(Relaxed) {
+/// `recordHistory` in releases without snapshots for C++: throws, unless `attach.py` has called.
+pub unsafe extern "C-unwind" fn refuse_history(_: This) {
+    if CALLED_BY_SCRIPT.load(Relaxed) {
         return;
     }
     // SAFETY: PyTorch, which called, lets exceptions through.
-    let unsaid = unsafe { raise(Failure::Other(NO_HISTORY.into())) };
-    message::print(&unsaid);
+    let message = unsafe { raise(Failure::Other(NO_HISTORY.into())) };
+    message::print(&message);
 }
 
 const NO_HISTORY: &str = "concertina records memory history for C++ from PyTorch 2.11 on";
 
 // ---- snapshots -----------------------------------------------------------------------------------
 
-/// `snapshot`. What it returns is no plain data, so the caller passes room for it first.
+/// `snapshot`. Its result is a class with a destructor, so the caller passes the memory for it first.
 pub unsafe extern "C-unwind" fn snapshot<
     const INTERNAL: usize,
     const CACHED: usize,
@@ -147,12 +86,12 @@ pub unsafe extern "C-unwind" fn snapshot<
 ) -> *mut SnapshotInfo<INTERNAL, CACHED, HOST> {
     type Snapshot =
         unsafe extern "C-unwind" fn(*mut c_void, This, concertina_pool_id, bool) -> *mut c_void;
-    let made = guard(None, || match FOLLOWS.load(Relaxed) {
+    let made = guard(None, || match CALLED_BY_SCRIPT.load(Relaxed) {
         true => info(&Value::Null),
         false => info(&snapshot_of((pool.graph, pool.user), traces)),
     });
     if let Some(made) = made {
-        // SAFETY: the caller's room.
+        // SAFETY: the caller's memory for the result.
         unsafe { result.write(made) };
         return result;
     }
@@ -163,7 +102,7 @@ pub unsafe extern "C-unwind" fn snapshot<
             transmute::<*mut c_void, Snapshot>(theirs)(result.cast(), this, pool, traces);
         }
     }
-    // It was found when the table was fitted.
+    // PyTorch has it: the table had it where ours stands now.
     result
 }
 
@@ -192,12 +131,12 @@ fn info<const INTERNAL: usize, const CACHED: usize, const HOST: usize>(
             roundup_power2_divisions: CxxVector::of(Vec::new())?,
             most: [u64::MAX; CACHED],
         },
-        host: all(|| CxxVector::of(Vec::new()))?,
+        host: array(|| CxxVector::of(Vec::new()))?,
     })
 }
 
-/// So many of what is made one by one.
-fn all<T, const COUNT: usize>(make: impl Fn() -> Option<T>) -> Option<[T; COUNT]> {
+/// `COUNT` of what `make` makes; `None` where it fails.
+fn array<T, const COUNT: usize>(make: impl Fn() -> Option<T>) -> Option<[T; COUNT]> {
     let made: Option<Vec<T>> = (0..COUNT).map(|_| make()).collect();
     made?.try_into().ok()
 }
@@ -250,7 +189,7 @@ fn trace<const INTERNAL: usize>(
             time: number(&value["time_us"]),
             compile_context: text("compile_context")?,
             user_metadata: text("user_metadata")?,
-            internal_metadata: all(|| CxxString::of(b""))?,
+            internal_metadata: array(|| CxxString::of(b""))?,
         })
     };
     let entries: Option<Vec<_>> = list(value).iter().map(entry).collect();
@@ -270,11 +209,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
-/// Its traceback, unless that is Python's, or gone meanwhile.
+/// Its traceback.
 fn context(value: &Value) -> SharedPointer {
-    let number = number(&value["context"]);
-    let tracebacks = tracebacks();
-    let used = tracebacks.used.as_ref();
-    let pointer = used.and_then(|used| used.get(&number));
-    pointer.map_or(SharedPointer::NULL, SharedPointer::clone)
+    tracebacks::cxx(number(&value["context"]))
 }

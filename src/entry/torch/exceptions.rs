@@ -9,7 +9,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::mem::transmute;
 use std::sync::OnceLock;
 
-/// What PyTorch is to be told.
+/// An error to throw, with its message.
 pub enum Failure {
     /// `torch.OutOfMemoryError`.
     OutOfMemory(String),
@@ -17,8 +17,8 @@ pub enum Failure {
     Other(String),
 }
 
-/// Memory for the exception: more than any `c10::Error` needs (128 bytes in PyTorch 2.11).
-const ROOM: usize = 4096;
+/// Bytes for the exception: more than any `c10::Error` needs (128 in PyTorch 2.11).
+const BYTES: usize = 4096;
 
 /// `c10::SourceLocation`.
 #[repr(C)]
@@ -33,7 +33,7 @@ type Construct = unsafe extern "C-unwind" fn(*mut c_void, SourceLocation, *mut C
 type Throw = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, *mut c_void) -> !;
 type Fail = unsafe extern "C-unwind" fn(*const c_char, *const c_char, u32, *const c_char);
 
-/// All that it takes to throw `c10::OutOfMemoryError`.
+/// The functions of PyTorch and libstdc++ that throw `c10::OutOfMemoryError`.
 struct OutOfMemoryError {
     allocate_exception: unsafe extern "C" fn(usize) -> *mut c_void,
     construct: Construct,
@@ -83,7 +83,7 @@ impl OutOfMemoryError {
         // SAFETY: the constructor takes the string's text over, so that nothing of it is left to be
         // freed. The exception is big enough, and it is thrown with its own type and destructor.
         unsafe {
-            let exception = (self.allocate_exception)(ROOM);
+            let exception = (self.allocate_exception)(BYTES);
             (self.construct)(exception, here(), &mut message);
             exception.cast::<*const *mut c_void>().write(self.table);
             (self.throw)(exception, self.type_info, *self.table)
@@ -102,12 +102,12 @@ fn here() -> SourceLocation {
     }
 }
 
-/// Whether out of memory can be said to PyTorch as its own error.
-pub fn can_say_out_of_memory() -> bool {
+/// Whether `torch.OutOfMemoryError` can be thrown.
+pub fn has_out_of_memory_error() -> bool {
     OutOfMemoryError::get().is_some()
 }
 
-/// Throws the failure into PyTorch. Returns what it says only where that is not possible.
+/// Throws the failure into PyTorch. Returns its message only where that is not possible.
 ///
 /// # Safety
 /// Every frame up to PyTorch's must let a C++ exception through.

@@ -1,29 +1,28 @@
-//! PyTorch's GPU trace (`torch.cuda._gpu_trace`, which `torch.cuda._sanitizer` reads): its callbacks are told
-//! of each block that comes and goes. That is the allocator's business, and PyTorch's wrapper of other
-//! allocators does not do it.
+//! PyTorch's GPU trace (`torch.cuda._gpu_trace`, which `torch.cuda._sanitizer` reads): its callbacks are called for
+//! each block that is allocated or freed. PyTorch leaves that to its own allocator.
 //!
-//! Whoever wants the trace activates it in Python, which `attach.py` sees; it never ends. The callbacks take
-//! the interpreter's lock, and are called with none of ours held.
+//! A program activates the trace in Python, which `attach.py` sees; it never ends. The callbacks take the
+//! interpreter's lock, and are called with no lock of this library held.
 
+use super::state::{GPU_TRACE, set_observer};
 use super::symbols::Library;
-use super::{TRACED, set_listening};
 use crate::entry::panic_guard::guard;
 use crate::entry::python::{Interpreter, Object};
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The Python function that calls the callbacks, with an address and whether the block goes. It is never let
-/// go of.
+/// The Python function that calls the callbacks, with an address and whether the block is freed. It is never
+/// freed itself.
 static FIRE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// Called by `attach.py`: this Python function is to be told of blocks from now on.
-pub extern "C" fn trace_gpu(fire: usize) {
+/// Called by `attach.py`: this Python function is called for blocks from now on.
+pub extern "C" fn start_gpu_trace(fire: usize) {
     FIRE.store(fire as Object, Ordering::Release);
-    set_listening(TRACED, true);
+    set_observer(GPU_TRACE, true);
 }
 
-/// Whether the trace is active, which nobody may have seen begin.
+/// Whether the trace is active already.
 pub extern "C" fn is_gpu_traced() -> bool {
     guard(false, || {
         let c10 = Library::loaded(c"libc10.so");
@@ -33,19 +32,19 @@ pub extern "C" fn is_gpu_traced() -> bool {
     })
 }
 
-/// A block was handed out.
+/// A block was allocated.
 #[cold]
 pub fn allocated(address: u64) {
-    tell(address, false);
+    call(address, false);
 }
 
-/// A block is about to go.
+/// A block is about to be freed.
 #[cold]
 pub fn freeing(address: u64) {
-    tell(address, true);
+    call(address, true);
 }
 
-fn tell(address: u64, goes: bool) {
+fn call(address: u64, frees: bool) {
     let fire: Object = FIRE.load(Ordering::Acquire);
     if fire.is_null() {
         return;
@@ -53,7 +52,7 @@ fn tell(address: u64, goes: bool) {
     let Some(python) = Interpreter::get() else {
         return;
     };
-    // SAFETY: no lock of ours is held. `fire` is a callable object that is never let go of; a tuple takes what
+    // SAFETY: no lock of ours is held. `fire` is a callable object that is never freed; a tuple takes what
     // it is given over, and null for nothing.
     unsafe {
         python.with_gil(|| {
@@ -61,7 +60,7 @@ fn tell(address: u64, goes: bool) {
             if arguments.is_null() {
                 return;
             }
-            for (at, value) in [address as usize, usize::from(goes)]
+            for (at, value) in [address as usize, usize::from(frees)]
                 .into_iter()
                 .enumerate()
             {

@@ -1,19 +1,17 @@
-//! `torch.multiprocessing`: CUDA tensors for other processes, and theirs for this one.
+//! CUDA tensors shared between processes (`torch.multiprocessing`).
 //!
-//! PyTorch sends the text of a handle, and how far into the memory behind it the tensor lies; it waits
-//! for the tensor's work by an event of CUDA's, and counts in memory of the host who still uses what was
-//! sent, so that the sender keeps it until then. All of that stays PyTorch's own. The allocator's part is
-//! the handle: a text for memory of this process, and memory for a text of another's.
+//! PyTorch sends a handle as text, and the offset of the tensor in the memory behind it; it waits for the tensor's
+//! work by a CUDA event, and keeps what was sent alive by a count in host memory. All of that stays PyTorch's. An
+//! allocator's part is to make the text for memory of this process, and to open the memory of another's text.
 //!
-//! Mapped memory has a [`Handle`] of ours. A plain segment (`expandable_segments:False`) has CUDA's own,
-//! in the form that PyTorch's allocator gives it: processes under either can share it with each other.
+//! Mapped memory has a [`Handle`] of this library. A plain segment (`expandable_segments:False`) has CUDA's own, in
+//! the form of PyTorch's allocator, so that processes under either allocator can share it with each other.
 
 use super::cxx::{CxxString, SharedPointer};
+use super::devices;
 use super::exceptions::{Failure, raise};
 use super::layouts::ShareableHandle;
-use super::memory_stats::current_device;
 use super::symbols::Library;
-use super::usable;
 use crate::entry::panic_guard::guard;
 use concertina_engine::ipc::{self, Handle, Imported, IpcError, SegmentHandle};
 use concertina_engine::process::allocator::allocator_in_use;
@@ -25,15 +23,15 @@ use std::mem::transmute;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// What stands before CUDA's own handle in PyTorch's text: the version of that, and that it is one
-/// (`SHAREABLE_HANDLE_VERSION` and `SHAREABLE_CUDA_MALLOC` in its `CUDACachingAllocator.cpp`). What goes with
-/// CUDA's own handle is the same in both versions; every release opens the first.
+/// What precedes CUDA's own handle in PyTorch's text: the version of the text and the kind of the handle
+/// (`SHAREABLE_HANDLE_VERSION` and `SHAREABLE_CUDA_MALLOC` in its `CUDACachingAllocator.cpp`). For this kind, both
+/// versions are the same; every release opens the first.
 const PLAIN: [[u8; 2]; 2] = [[2, b'c'], [3, b'c']];
 
-/// Something was shared: blocks may wait for other processes.
+/// Whether something was shared, so that blocks may be kept for other processes.
 static SHARED: AtomicBool = AtomicBool::new(false);
 
-/// `shareIpcHandle`. What it returns is no plain data, so the caller passes room for it first.
+/// `shareIpcHandle`. Its result is a class with a destructor, so the caller passes the memory for it first.
 pub unsafe extern "C-unwind" fn share_ipc_handle(
     result: *mut ShareableHandle,
     _: *mut c_void,
@@ -48,12 +46,12 @@ pub unsafe extern "C-unwind" fn share_ipc_handle(
         })
     });
     match made {
-        // SAFETY: the caller's room.
+        // SAFETY: the caller's memory for the result.
         Ok(made) => unsafe { result.write(made) },
         Err(why) => {
             let what = format!("this CUDA tensor cannot be shared with another process: {why}");
-            // SAFETY: PyTorch, which called, lets exceptions through. Should there be no way to throw
-            // one, it gets what it cannot open anywhere.
+            // SAFETY: PyTorch, which called, lets exceptions through. If none could be thrown, it gets a text
+            // that nothing opens.
             unsafe {
                 fail(what);
                 if let Some(text) = CxxString::of(b"") {
@@ -65,7 +63,7 @@ pub unsafe extern "C-unwind" fn share_ipc_handle(
     result
 }
 
-/// `getIpcDevPtr`. As above; the string is the caller's.
+/// `getIpcDevPtr`. As above; `text` is the caller's.
 pub unsafe extern "C-unwind" fn get_ipc_dev_ptr(
     result: *mut SharedPointer,
     _: *mut c_void,
@@ -73,9 +71,9 @@ pub unsafe extern "C-unwind" fn get_ipc_dev_ptr(
 ) -> *mut SharedPointer {
     // SAFETY: the caller's string, which lives until this returns.
     let text = unsafe { (*text).bytes() };
-    let opened = guard(Err(IpcError::Gone), || open(text));
-    let made = match opened {
-        Ok(opened) => SharedPointer::to(opened),
+    let imported = guard(Err(IpcError::Gone), || open(text));
+    let made = match imported {
+        Ok(imported) => SharedPointer::to(imported),
         Err(why) => {
             let what = format!("a CUDA tensor of another process cannot be opened: {why}");
             // SAFETY: PyTorch, which called, lets exceptions through.
@@ -83,12 +81,12 @@ pub unsafe extern "C-unwind" fn get_ipc_dev_ptr(
             SharedPointer::NULL
         }
     };
-    // SAFETY: the caller's room.
+    // SAFETY: the caller's memory for the result.
     unsafe { result.write(made) };
     result
 }
 
-/// The text for the block at an address, and how far into its memory that is.
+/// The text of the handle for the block at an address, and the block's offset in the memory behind it.
 fn share(address: u64) -> Result<(Vec<u8>, u64), IpcError> {
     if fork::in_forked_child() {
         return Err(IpcError::Unknown);
@@ -114,10 +112,11 @@ fn share(address: u64) -> Result<(Vec<u8>, u64), IpcError> {
     Ok((text, offset))
 }
 
-/// The memory for a text, in the context of the device that PyTorch has current.
+/// Opens the memory of a text, in the context of PyTorch's current device.
 fn open(text: &[u8]) -> Result<Arc<Imported>, IpcError> {
     startup::initialize_on_call();
-    let device = usable(current_device().ok_or_else(no_device)?).ok_or(IpcError::Unknown)?;
+    let device =
+        devices::open(devices::current().ok_or_else(no_device)?).ok_or(IpcError::Unknown)?;
     if let Some(handle) = Handle::of(text) {
         return ipc::import(device, &handle).map_err(advise);
     }
@@ -134,7 +133,7 @@ fn open(text: &[u8]) -> Result<Arc<Imported>, IpcError> {
     }
 }
 
-/// Says what to do where mapped memory cannot be shared.
+/// Adds what to do where mapped memory cannot be shared.
 fn advise(why: IpcError) -> IpcError {
     IpcError::Forbidden(format!(
         "{why}; CONCERTINA_CONF=expandable_segments:False in the process that sends it shares memory by \
@@ -150,18 +149,18 @@ fn no_cxx() -> IpcError {
     IpcError::Forbidden("libstdc++ is not to be found".into())
 }
 
-/// Throws, or says what could not be thrown.
+/// Throws; prints what could not be thrown.
 ///
 /// # Safety
 /// Every frame up to PyTorch's must let a C++ exception through.
 unsafe fn fail(what: String) {
     // SAFETY: as promised by the caller.
-    let unsaid = unsafe { raise(Failure::Other(what)) };
-    message::print(&unsaid);
+    let message = unsafe { raise(Failure::Other(what)) };
+    message::print(&message);
 }
 
-/// Frees what other processes are done with, as PyTorch's own allocator has it done when it runs out of
-/// memory. Whether there was anything. No lock may be held.
+/// Frees blocks that other processes no longer use, as PyTorch's own allocator does when memory has run out.
+/// Answers whether there were any. No lock may be held.
 pub fn collect() -> bool {
     type Collect = unsafe extern "C-unwind" fn() -> bool;
     if !SHARED.load(Relaxed) {

@@ -1,12 +1,11 @@
-//! PyTorch's classes, release by release: the one place where it is written how they lie in memory.
+//! Layouts of PyTorch's classes, by release.
 //!
-//! What is here was read from the headers of each release by `tests/torch/layouts.py`, which compiles them
-//! and compares. The classes are those of `c10/core/CachingDeviceAllocator.h` and
-//! `c10/cuda/CUDACachingAllocator.h`; a release differs from the one before by what it has put in between,
-//! which is an array of none or of some here.
+//! They are those of `c10/core/CachingDeviceAllocator.h` and `c10/cuda/CUDACachingAllocator.h`; where a release has
+//! more members than the one before, a const parameter is the length of an array, 0 or more, in their place.
+//! `tests/torch/layouts.py` compiles the headers of a release and compares.
 //!
-//! A function whose arguments or result are of these classes is given to PyTorch only where the release is
-//! one of [`RELEASES`]: another layout would be written beyond its end.
+//! A virtual function with arguments or a result of these classes is replaced only where the release is one of
+//! [`RELEASES`]: with another layout, memory beyond an object's end would be written.
 
 use super::cxx::{self, CxxString, CxxVector, SharedPointer};
 use super::symbols::{Library, member};
@@ -19,14 +18,14 @@ use std::ptr;
 pub struct Release {
     /// Its major and its minor number.
     pub version: (u8, u8),
-    /// Words of the table of `CUDAPluggableAllocator`.
+    /// Words of the virtual function table of `CUDAPluggableAllocator`.
     words: usize,
-    /// A library's symbol that no other release with such a table has, given those before in the list.
-    told_by: (&'static CStr, &'static CStr),
-    /// `std::string` is that of GCC 5 and later.
+    /// A symbol of a library that no later release in the list has, of those with a table of this length.
+    symbol: (&'static CStr, &'static CStr),
+    /// Whether `std::string` is that of GCC 5 and later.
     pub strings: bool,
     pub device_stats: Stats,
-    /// `None` where C++ gets no snapshot.
+    /// `None` where there are no snapshots for C++.
     pub snapshot: Option<Snapshot>,
     /// What `setUseOnOOM` and `createOrIncrefPool` take.
     pub pools: Pools,
@@ -56,10 +55,10 @@ pub enum Snapshot {
     Internal,
 }
 
-/// What the functions for private pools take that have no symbols to say so.
+/// Arguments of the functions for private pools, which have no symbols to tell them by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pools {
-    /// Neither an allocator nor a flag.
+    /// No allocator; there is no `setUseOnOOM`.
     Bare,
     /// The allocator by its address; `setUseOnOOM` has no flag.
     Address,
@@ -76,7 +75,9 @@ const NEW_STRING: (&CStr, &CStr) = (
     member!("12getIpcDevPtrENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"),
 );
 const OF_A_POOL: (&CStr, &CStr) = (TORCH, member!("8snapshotESt4pairIyyE"));
-const WITH_TRACES: (&CStr, &CStr) = (TORCH, member!("8snapshotESt4pairIyyEb"));
+/// `snapshot` from 2.11 on.
+pub const SNAPSHOT: &CStr = member!("8snapshotESt4pairIyyEb");
+const WITH_TRACES: (&CStr, &CStr) = (TORCH, SNAPSHOT);
 const REJECTIONS: (&CStr, &CStr) = (
     TORCH,
     member!("26attachOomRejectionObserverESt8functionIFvlmmmEE"),
@@ -87,13 +88,13 @@ const SEGMENTS_COUNT: (&CStr, &CStr) = (
 );
 
 macro_rules! releases {
-    ($($major:literal.$minor:literal: $words:literal $told_by:ident $strings:literal $stats:ident
+    ($($major:literal.$minor:literal: $words:literal $symbol:ident $strings:literal $stats:ident
         $snapshot:expr, $pools:ident;)*) => {
         /// Of two with the same number of words, the first that has its symbol.
         const RELEASES: &[Release] = &[$(Release {
             version: ($major, $minor),
             words: $words,
-            told_by: $told_by,
+            symbol: $symbol,
             strings: $strings,
             device_stats: Stats::$stats,
             snapshot: $snapshot,
@@ -116,15 +117,15 @@ releases! {
 }
 
 impl Release {
-    /// The one that the process has loaded, whose table has so many words; `None` where it is none of these.
+    /// The release that the process has loaded, given the words of its table. `None` where it is not in the list.
     pub fn loaded(words: usize) -> Option<&'static Release> {
         Release::find(words, stated_version(), |library, symbol| {
             Library::loaded(library).is_some_and(|it| it.symbol(symbol).is_some())
         })
     }
 
-    /// The one with such a table and such symbols. A release that says which it is has to be that one: the
-    /// next may have the same table and other classes.
+    /// The release with this table and symbols. One that states its version (from 2.9 on) has to be that one: a later
+    /// release may have the same table and other classes.
     fn find(
         words: usize,
         stated: Option<(u8, u8)>,
@@ -132,14 +133,14 @@ impl Release {
     ) -> Option<&'static Release> {
         let found = RELEASES
             .iter()
-            .find(|it| it.words == words && has(it.told_by.0, it.told_by.1))?;
+            .find(|it| it.words == words && has(it.symbol.0, it.symbol.1))?;
         stated
             .is_none_or(|stated| stated == found.version)
             .then_some(found)
     }
 }
 
-/// The release as PyTorch states it to libraries that were built for another: from 2.9 on.
+/// The release as PyTorch states it to extensions, from 2.9 on.
 fn stated_version() -> Option<(u8, u8)> {
     type Version = unsafe extern "C" fn() -> u64;
     let function = Library::loaded(c"libtorch_cpu.so")?.symbol(c"aoti_torch_abi_version")?;
@@ -179,7 +180,7 @@ const _: () = assert!(size_of::<DeviceStats<0, 0>>() == 976);
 const _: () = assert!(size_of::<DeviceStats<0, 1>>() == 984);
 const _: () = assert!(size_of::<DeviceStats<1, 1>>() == 1016);
 
-/// `ska::flat_hash_map<c10::MempoolId_t, StatArray, c10::MempoolIdHash>`, an empty one. Whoever takes it over
+/// `ska::flat_hash_map<c10::MempoolId_t, StatArray, c10::MempoolIdHash>`, an empty one. PyTorch
 /// frees its entries.
 #[repr(C)]
 pub struct PoolMap {
@@ -191,7 +192,7 @@ pub struct PoolMap {
     count: u64,
 }
 
-/// An entry of such a map: how far it is from where it belongs, below 0 for none, and what is in it.
+/// An entry of such a map. `distance` is how far it is from the slot of its hash, negative for an empty one.
 #[repr(C)]
 struct PoolEntry {
     distance: i8,
@@ -204,12 +205,12 @@ const _: () = assert!(size_of::<PoolMap>() == 32 && size_of::<PoolEntry>() == 12
 impl PoolMap {
     /// `None` where there is no libstdc++.
     pub fn empty() -> Option<PoolMap> {
-        /// A map has as many entries as it may look at, of which the last is marked as the end.
+        /// An empty map has this many entries; the last marks the end.
         const LOOKUPS: usize = 4;
         let entries = cxx::allocate(LOOKUPS * size_of::<PoolEntry>())?;
         for at in 0..LOOKUPS {
             let distance = if at + 1 == LOOKUPS { 0 } else { -1 };
-            // SAFETY: one of the entries that there is room for, which are plain data.
+            // SAFETY: one of the entries that were allocated, which are plain data.
             unsafe {
                 let entry = entries.cast::<PoolEntry>().add(at);
                 ptr::write_bytes(entry, 0, 1);
@@ -288,10 +289,10 @@ pub struct AllocatorConfigInfo<const CACHED: usize> {
 pub struct SnapshotInfo<const INTERNAL: usize, const CACHED: usize, const HOST: usize> {
     pub segments: CxxVector<SegmentInfo>,
     pub device_traces: CxxVector<CxxVector<TraceEntry<INTERNAL>>>,
-    /// `AnnotationEntry`; they are told to Python alone.
+    /// `AnnotationEntry`; none, as `attach.py` adds them.
     pub external_annotations: CxxVector<[u64; 9]>,
     pub config_metadata: AllocatorConfigInfo<CACHED>,
-    /// `HostSegmentInfo`s and `TraceEntry`s; there are none, as memory of the host is not ours.
+    /// `HostSegmentInfo`s and `TraceEntry`s; none, as host memory is PyTorch's.
     pub host: [CxxVector<u64>; HOST],
 }
 
@@ -318,7 +319,7 @@ mod tests {
     #[test]
     fn releases_are_told_by_their_table_and_a_symbol() {
         for known in RELEASES {
-            let has = |_: &CStr, symbol: &CStr| symbol == known.told_by.1;
+            let has = |_: &CStr, symbol: &CStr| symbol == known.symbol.1;
             let found = Release::find(known.words, Some(known.version), has);
             assert_eq!(found.map(|it| it.version), Some(known.version));
             let unstated = Release::find(known.words, None, has);
@@ -330,7 +331,7 @@ mod tests {
     fn releases_that_differ_anywhere_are_unknown() {
         for known in RELEASES {
             let (major, minor) = known.version;
-            let has = |_: &CStr, symbol: &CStr| symbol == known.told_by.1;
+            let has = |_: &CStr, symbol: &CStr| symbol == known.symbol.1;
             assert!(Release::find(known.words + 1, Some(known.version), has).is_none());
             assert!(Release::find(known.words + 100, None, has).is_none());
             assert!(Release::find(known.words, Some((major, 99)), has).is_none());

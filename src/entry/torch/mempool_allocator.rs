@@ -1,4 +1,4 @@
-//! The allocator that a program gives a `torch.cuda.MemPool` of its own: what supplies that pool's memory.
+//! Allocators that a program passes to `torch.cuda.MemPool`: they supply the memory of that pool.
 
 use super::cxx::SharedPointer;
 use super::symbols::Library;
@@ -16,7 +16,7 @@ type RawDelete = unsafe extern "C-unwind" fn(This, *mut c_void);
 /// A `c10::cuda::CUDACachingAllocator::CUDAAllocator` of the program's.
 struct Allocator {
     object: This,
-    /// Keeps it, where PyTorch counts its users.
+    /// Keeps it alive, where PyTorch counts its users.
     _user: SharedPointer,
     alloc: RawAlloc,
     delete: RawDelete,
@@ -43,8 +43,8 @@ impl Supplier for Allocator {
     }
 }
 
-/// Who supplies, given the allocator as PyTorch passes it: by a `std::shared_ptr` of the caller's (2.11), or
-/// by its address (before). `None` where the pool's memory is to be ours.
+/// The supplier, given the allocator as PyTorch passes it: by a `std::shared_ptr` of the caller's (from 2.11 on),
+/// or by its address. `None` where the pool's memory is to be this library's.
 ///
 /// # Safety
 /// `passed` is what PyTorch passed.

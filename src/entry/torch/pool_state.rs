@@ -1,12 +1,13 @@
-//! The state of a private pool, kept and gone back to, as `torch.compile(mode="reduce-overhead")` does
-//! between the graphs that it captures into one pool.
+//! Checkpoints of a private pool's state, which `torch.compile(mode="reduce-overhead")` restores between the graphs
+//! that it captures into one pool.
 //!
-//! PyTorch has to know every block that is in use, so `attach.py` frees and allocates them by PyTorch's
-//! own functions; here the blocks are put where they were before it asks for them.
+//! PyTorch has to know every live block, so `attach.py` frees and allocates them by PyTorch's own functions; this
+//! file makes the pool hand out the same addresses again.
 
-use super::memory_stats::{Take, hand_over, used};
+use super::devices::in_use;
+use super::json::{JsonCallback, send};
 use crate::entry::panic_guard::guard;
-use concertina_engine::core::Found;
+use concertina_engine::core::BlockInfo;
 use concertina_engine::core::StreamKey;
 use concertina_engine::device::NotRestored;
 use concertina_engine::device::PoolId;
@@ -17,15 +18,20 @@ use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
 /// A block as `attach.py` knows it: address, size, bytes asked for, and its stream's handle and id.
-type Numbers = [u64; 5];
+type BlockNumbers = [u64; 5];
 
-/// The blocks in use of a private pool, as lists of [`Numbers`]; null where there is none of that name.
-pub extern "C" fn pool_blocks(device: c_int, graph: c_ulonglong, user: c_ulonglong, take: Take) {
+/// The live blocks of a private pool, as lists of [`BlockNumbers`]; null where there is none of that name.
+pub extern "C" fn pool_blocks(
+    device: c_int,
+    graph: c_ulonglong,
+    user: c_ulonglong,
+    callback: JsonCallback,
+) {
     guard((), || {
-        let blocks = used(device).and_then(|device| device.pool_blocks((graph, user)));
+        let blocks = in_use(device).and_then(|device| device.pool_blocks((graph, user)));
         let blocks = blocks.map_or(Value::Null, |blocks| {
-            let numbers = |it: Found| {
-                let Found {
+            let numbers = |it: BlockInfo| {
+                let BlockInfo {
                     start,
                     size,
                     requested,
@@ -35,27 +41,27 @@ pub extern "C" fn pool_blocks(device: c_int, graph: c_ulonglong, user: c_ulonglo
             };
             blocks.into_iter().map(numbers).collect()
         });
-        hand_over(&blocks, take);
+        send(&blocks, callback);
     });
 }
 
-/// Puts `count` blocks of a private pool where they were. This thread's next allocations on the device
-/// are these blocks, in this order, until `concertina_end_allocate_to_pool`. Answers 0; where that
-/// cannot be, 1 for want of the pool, or the address of a block whose memory is in use.
+/// Restores `count` blocks of a private pool. This thread's next allocations on the device are these blocks, in
+/// this order, until `concertina_end_allocate_to_pool`. Answers 0, or else 1 where there is no such pool, or the
+/// address of a block whose memory is in use.
 ///
 /// # Safety
-/// `blocks` points to so many.
+/// `blocks` points to `count` blocks.
 pub unsafe extern "C" fn restore(
     device: c_int,
     graph: c_ulonglong,
     user: c_ulonglong,
-    blocks: *const Numbers,
+    blocks: *const BlockNumbers,
     count: usize,
 ) -> u64 {
     const NO_POOL: u64 = 1;
     guard(NO_POOL, || {
         let pool: PoolId = (graph, user);
-        let Some(device) = used(device) else {
+        let Some(device) = in_use(device) else {
             return NO_POOL;
         };
         let blocks = match count {
@@ -63,9 +69,9 @@ pub unsafe extern "C" fn restore(
             // SAFETY: as promised by the caller.
             _ => unsafe { std::slice::from_raw_parts(blocks, count) },
         };
-        let blocks: Vec<Found> = blocks
+        let blocks: Vec<BlockInfo> = blocks
             .iter()
-            .map(|[start, size, requested, handle, id]| Found {
+            .map(|[start, size, requested, handle, id]| BlockInfo {
                 start: *start,
                 size: *size,
                 requested: *requested,
@@ -93,7 +99,7 @@ pub unsafe extern "C" fn restore(
 struct DataPtr {
     address: AtomicUsize,
     free: AtomicUsize,
-    /// What `free` is called with; null for who only looks at the memory.
+    /// What `free` is called with; null where the memory is another storage's.
     owned: AtomicUsize,
     device: AtomicU16,
 }
@@ -102,35 +108,34 @@ struct DataPtr {
 /// references in one or two words.
 const BEFORE: [usize; 2] = [2, 3];
 
-/// A storage that only looks at the memory at `address`, which another one owns, becomes the owner; the
-/// other only looks at it from then on. False, and nothing is changed, where they are not built as
-/// expected.
+/// Swaps which of two storages with the memory at `address` owns it: from `owner` to `viewer`. False, and nothing
+/// is changed, where they are not built as expected.
 ///
 /// # Safety
 /// Both are live `c10::StorageImpl`s, which no other thread uses meanwhile.
 pub unsafe extern "C" fn swap_owner(
     owner: *const usize,
-    looker: *const usize,
+    viewer: *const usize,
     address: usize,
 ) -> bool {
     guard(false, || {
         BEFORE.into_iter().any(|before| {
             // SAFETY: as promised by the caller; an object of this class has more than seven words.
-            let (owner, looker) = unsafe {
+            let (owner, viewer) = unsafe {
                 (
                     &*owner.add(before).cast::<DataPtr>(),
-                    &*looker.add(before).cast::<DataPtr>(),
+                    &*viewer.add(before).cast::<DataPtr>(),
                 )
             };
-            let same = [&owner.address, &owner.owned, &looker.address]
+            let same = [&owner.address, &owner.owned, &viewer.address]
                 .iter()
                 .all(|it| it.load(Relaxed) == address)
-                && looker.owned.load(Relaxed) == 0
-                && owner.device.load(Relaxed) == looker.device.load(Relaxed);
+                && viewer.owned.load(Relaxed) == 0
+                && owner.device.load(Relaxed) == viewer.device.load(Relaxed);
             if same {
-                let free = owner.free.swap(looker.free.load(Relaxed), Relaxed);
-                looker.free.store(free, Relaxed);
-                looker.owned.store(owner.owned.swap(0, Relaxed), Relaxed);
+                let free = owner.free.swap(viewer.free.load(Relaxed), Relaxed);
+                viewer.free.store(free, Relaxed);
+                viewer.owned.store(owner.owned.swap(0, Relaxed), Relaxed);
             }
             same
         })

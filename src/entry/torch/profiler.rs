@@ -1,7 +1,8 @@
-//! `torch.profiler` with `profile_memory=True`: PyTorch's allocators tell it of each block.
+//! `torch.profiler` with `profile_memory=True`: PyTorch's allocators report each block to it.
 
+use super::state::{PROFILER, may_have_observer, set_observer};
 use super::symbols::Library;
-use super::{PROFILED, may_listen, set_listening};
+
 use crate::entry::panic_guard::guard;
 use concertina_engine::device::Device;
 use concertina_engine::device::MemoryInUse;
@@ -28,15 +29,15 @@ struct Profiler {
     out_of_memory: OutOfMemory,
 }
 
-static PROFILER: OnceLock<Profiler> = OnceLock::new();
+static FUNCTIONS: OnceLock<Profiler> = OnceLock::new();
 
-/// Called by `attach.py`, which sees profilers start: whether any may be at work. To ask PyTorch costs as
-/// much as to allocate.
-pub extern "C" fn profiling(any: bool) {
-    set_listening(PROFILED, any);
+/// Called by `attach.py`, which sees profilers start: whether one may be active. To ask PyTorch costs as much as
+/// to allocate.
+pub extern "C" fn set_profiling(active: bool) {
+    set_observer(PROFILER, active);
 }
 
-/// Looks PyTorch's functions up. False where they are not all there.
+/// Looks PyTorch's functions up. Answers whether all are there.
 pub fn find() -> bool {
     let Some(c10) = Library::loaded(c"libc10.so") else {
         return false;
@@ -56,29 +57,29 @@ pub fn find() -> bool {
             out_of_memory: transmute::<*mut c_void, OutOfMemory>(out_of_memory),
         }
     };
-    PROFILER.set(profiler).is_ok() || PROFILER.get().is_some()
+    FUNCTIONS.set(profiler).is_ok() || FUNCTIONS.get().is_some()
 }
 
 /// The profiler, while this thread's work is profiled with its memory.
 #[inline]
-fn listening() -> Option<&'static Profiler> {
-    if !may_listen(PROFILED) {
+fn active() -> Option<&'static Profiler> {
+    if !may_have_observer(PROFILER) {
         return None;
     }
     // SAFETY: takes nothing, and reads this thread's state.
-    PROFILER.get().filter(|it| unsafe { (it.enabled)() })
+    FUNCTIONS.get().filter(|it| unsafe { (it.enabled)() })
 }
 
 /// Whether this thread's work is profiled with its memory.
 #[inline]
-pub fn is_listening() -> bool {
-    listening().is_some()
+pub fn is_enabled() -> bool {
+    active().is_some()
 }
 
-/// A block came, or with a negative size, went.
+/// Reports that a block was allocated, or with a negative size, freed.
 #[cold]
 pub fn report(device: &Device, address: u64, size: i64) {
-    if let Some(profiler) = listening() {
+    if let Some(profiler) = active() {
         let usage = usage(device);
         // SAFETY: as the header has it; no lock of ours is held, and an exception goes on to PyTorch.
         unsafe {
@@ -93,10 +94,10 @@ pub fn report(device: &Device, address: u64, size: i64) {
     }
 }
 
-/// A request for so many bytes could not be met.
+/// Reports that a request for `size` bytes could not be met.
 #[cold]
 pub fn report_out_of_memory(device: &Device, size: usize) {
-    if let Some(profiler) = listening() {
+    if let Some(profiler) = active() {
         let usage = usage(device);
         // SAFETY: as above.
         unsafe {

@@ -1,6 +1,6 @@
-//! Which streams' allocations a private pool gets: PyTorch's C++ function, called from Rust.
+//! Filters of private pools: the C++ functions by which PyTorch says which streams allocate from a pool.
 
-use super::CUstream_st;
+use super::abi::CUstream_st;
 use std::ffi::c_int;
 
 /// A copy of a `std::function<bool(cudaStream_t)>` as libstdc++ lays it out (`std_function.h`):

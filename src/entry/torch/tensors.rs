@@ -1,16 +1,17 @@
-//! How tensors get memory and give it back: the functions of PyTorch's allocator object that all else
-//! comes down to.
+//! Tensors' memory: the virtual functions of PyTorch's allocator object that allocate and free.
 //!
-//! The wrapper's own call the pluggable functions, and note under a lock what they have handed out, with
-//! its size, device and stream, as a function that frees is told those. The pool knows them by itself, so
-//! these go straight to it, and a pair costs less than one through the wrapper around nothing.
+//! PyTorch's own call the pluggable functions, and keep a map of blocks with their sizes, devices and streams under
+//! a lock, to pass those to the function that frees. The pool knows them itself, so these functions go straight to
+//! it.
 //!
-//! A tensor's stream is asked of PyTorch, which also tells which streams it keeps for good.
+//! PyTorch is asked for the current stream, and for the handles of the streams that it never destroys.
 
+use super::abi::CUstream_st;
+use super::pluggable::{allocate, free, release};
 use super::symbols::{Library, member};
-use super::{CUstream_st, allocate, each_device, give_back, is_watched, memory_stats, release};
+use super::vtable::{RAW_ALLOC, RAW_DELETE};
+use super::{devices, notify};
 use crate::entry::panic_guard::guard;
-use concertina_engine::device::Device;
 use concertina_engine::device::InsertOnlyMap;
 use concertina_engine::device::owner_hint;
 use std::ffi::{CStr, c_int, c_void};
@@ -50,13 +51,13 @@ type GetDevice = unsafe extern "C-unwind" fn(*mut i8) -> c_int;
 type CurrentStream = unsafe extern "C-unwind" fn(i8) -> CxxStream;
 type Handle = unsafe extern "C-unwind" fn(*const CxxStream) -> *mut CUstream_st;
 
-/// What PyTorch has.
+/// Functions of PyTorch's.
 struct Functions {
-    // The wrapper's own, for whatever is not as expected.
+    // The object's own, for what is not as expected.
     allocate: Allocate,
     raw_alloc: RawAlloc,
     raw_alloc_on: RawAllocOn,
-    /// What a tensor's memory is given back by, which comes to [`raw_delete`].
+    /// Answers the function that frees a tensor's memory, which calls [`raw_delete`].
     raw_deleter: RawDeleter,
     get_device: GetDevice,
     current_stream: CurrentStream,
@@ -76,8 +77,8 @@ fn handle_function() -> Option<Handle> {
     })
 }
 
-/// The names of the wrapper's functions, and ours in their place; none where PyTorch has not all that
-/// those need.
+/// The names of PyTorch's functions, and ours in their place; none where PyTorch lacks a function that those
+/// need.
 pub fn slots() -> Vec<(&'static CStr, *const ())> {
     if FUNCTIONS.get_or_init(Functions::find).is_none() {
         return Vec::new();
@@ -87,7 +88,7 @@ pub fn slots() -> Vec<(&'static CStr, *const ())> {
         (RAW_ALLOC_ON, raw_alloc_with_stream as *const ()),
         (RAW_DELETE, raw_delete as *const ()),
     ];
-    // It returns an object, for which ours takes the room as its first argument: so on x86-64 alone.
+    // It returns a class; ours takes the memory for it as its first argument, as x86-64 passes it.
     if cfg!(target_arch = "x86_64") {
         slots.push((ALLOCATE, allocate_tensor as *const ()));
     }
@@ -95,14 +96,12 @@ pub fn slots() -> Vec<(&'static CStr, *const ())> {
 }
 
 const ALLOCATE: &CStr = member!("8allocateEm");
-pub const RAW_ALLOC: &CStr = member!("9raw_allocEm");
 const RAW_ALLOC_ON: &CStr = member!("21raw_alloc_with_streamEmP11CUstream_st");
-pub const RAW_DELETE: &CStr = member!("10raw_deleteEPv");
-/// It changes nothing, and so is mangled another way.
+/// It is a `const` member, and so mangled differently.
 const RAW_DELETER: &CStr =
     c"_ZNK5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator11raw_deleterEv";
 
-/// What the table's functions need, which was there when they were put into it.
+/// They were found when the functions of this file were put into the table.
 #[inline(always)]
 fn functions() -> Option<&'static Functions> {
     FUNCTIONS.get()?.as_ref()
@@ -128,7 +127,7 @@ impl Functions {
         }
     }
 
-    /// This thread's device; `None` where CUDA will not say.
+    /// This thread's device; `None` where CUDA has an error.
     #[inline(always)]
     fn device(&self) -> Option<i8> {
         let mut device = -1;
@@ -139,7 +138,7 @@ impl Functions {
     /// The stream that this thread's work on the device goes to, by its handle.
     #[inline(always)]
     fn stream(&self, device: i8) -> *mut CUstream_st {
-        // SAFETY: a number of a device, of which PyTorch has told just now.
+        // SAFETY: the number of a device, which PyTorch answered just now.
         let stream = unsafe { (self.current_stream)(device) };
         handle(self.handle, stream)
     }
@@ -148,9 +147,8 @@ impl Functions {
 /// The handles of streams that PyTorch keeps, by number and device.
 static HANDLES: InsertOnlyMap<2048> = InsertOnlyMap::new();
 
-/// The handle of one of PyTorch's streams. The default stream's number is 0 and its handle null. Those that
-/// PyTorch makes it never destroys, and numbers as it likes; the number of one that it was given is its
-/// handle.
+/// The handle of one of PyTorch's streams. The default stream's number is 0 and its handle null. PyTorch never
+/// destroys the streams that it made; the number of a stream that it was given is its handle.
 #[inline(always)]
 fn handle(ask: Handle, stream: CxxStream) -> *mut CUstream_st {
     if stream.id == 0 {
@@ -169,8 +167,8 @@ fn ask_handle(ask: Handle, stream: CxxStream, key: u64) -> *mut CUstream_st {
     let handle = unsafe { ask(&stream) };
     if handle as i64 != stream.id {
         guard((), || {
-            let device = memory_stats::used(stream.device[1].into());
-            // Before the device is taken up there is nobody to tell.
+            let device = devices::in_use(stream.device[1].into());
+            // Nothing is kept before the device is open.
             if let Some(device) = device {
                 device.add_permanent_stream(handle as u64);
                 HANDLES.insert(key, handle as u64);
@@ -185,9 +183,9 @@ pub fn handle_of(stream: CxxStream) -> Option<*mut CUstream_st> {
     Some(handle(handle_function()?, stream))
 }
 
-/// [`allocate`], and a note of whose it is.
+/// [`allocate`], and a hint for the free.
 #[inline(always)]
-unsafe fn obtain(size: usize, device: i8, stream: *mut CUstream_st) -> *mut c_void {
+unsafe fn allocate_on_stream(size: usize, device: i8, stream: *mut CUstream_st) -> *mut c_void {
     // SAFETY: PyTorch, which called, lets exceptions through.
     let address = unsafe { allocate(size, device.into(), stream) };
     owner_hint::note(address as u64, device.into(), stream as u64);
@@ -201,7 +199,7 @@ unsafe extern "C-unwind" fn raw_alloc(this: This, size: usize) -> *mut c_void {
     // SAFETY: as PyTorch calls it.
     unsafe {
         match functions.device() {
-            Some(device) => obtain(size, device, functions.stream(device)),
+            Some(device) => allocate_on_stream(size, device, functions.stream(device)),
             None => (functions.raw_alloc)(this, size),
         }
     }
@@ -218,7 +216,7 @@ unsafe extern "C-unwind" fn raw_alloc_with_stream(
     // SAFETY: as PyTorch calls it.
     unsafe {
         match functions.device() {
-            Some(device) => obtain(size, device, stream),
+            Some(device) => allocate_on_stream(size, device, stream),
             None => (functions.raw_alloc_on)(this, size, stream),
         }
     }
@@ -243,7 +241,7 @@ unsafe extern "C-unwind" fn allocate_tensor(
         let free = (functions.raw_deleter)(this);
         match functions.device() {
             Some(device) if LAYOUT.load(Relaxed) == KNOWN => {
-                let data = obtain(size, device, functions.stream(device));
+                let data = allocate_on_stream(size, device, functions.stream(device));
                 result.write(DataPtr {
                     data,
                     free,
@@ -259,7 +257,7 @@ unsafe extern "C-unwind" fn allocate_tensor(
                         && made.context == made.data
                         && Some(made.device[1]) == device
                         && made.device[0] == CUDA
-                        && memory_stats::used(made.device[1].into())
+                        && devices::in_use(made.device[1].into())
                             .is_some_and(|it| it.size_of(made.data as u64).is_some());
                     LAYOUT.store(if expected { KNOWN } else { OTHER }, Relaxed);
                 }
@@ -269,32 +267,31 @@ unsafe extern "C-unwind" fn allocate_tensor(
     result
 }
 
-/// Gives back what any of these handed out, or the wrapper's own functions before.
+/// Frees what these functions allocated, or PyTorch's own before them.
 extern "C-unwind" fn raw_delete(_: This, pointer: *mut c_void) {
-    if is_watched() {
-        return delete_watched(pointer);
+    if notify::is_observed() {
+        return delete_observed(pointer);
     }
     guard((), || {
         let (device, stream) = owner_hint::owner(pointer as u64);
-        give_back(pointer, device, stream);
+        free(pointer, device, stream);
     });
 }
 
-/// The same while somebody wants to know what goes, and of what size and stream it was.
+/// [`raw_delete`] while blocks are observed: observers are told the size and the stream.
 #[cold]
-fn delete_watched(pointer: *mut c_void) {
-    let mut found = None;
-    guard((), || {
-        each_device(|device: &'static Device| {
-            let here = device.block_at(pointer as u64);
-            found = found.or(here.map(|(size, stream)| (size, device.ordinal(), stream)));
-        });
+fn delete_observed(pointer: *mut c_void) {
+    let found = guard(None, || {
+        devices::all_in_use().find_map(|device| {
+            let (size, stream) = device.block_at(pointer as u64)?;
+            Some((size, device.ordinal(), stream))
+        })
     });
     match found {
         Some((size, device, stream)) => {
             release(pointer, size as usize, device, stream as *mut CUstream_st);
         }
-        // Nothing goes, and it is said.
-        None => guard((), || give_back(pointer, 0, 0)),
+        // Prints that it is not in use.
+        None => guard((), || free(pointer, 0, 0)),
     }
 }

@@ -1,4 +1,4 @@
-/* Allocations while a stream is captured.
+/* Captures: allocations and frees while a stream is captured.
  *
  * Run: capture
  */

@@ -1,5 +1,5 @@
-/* What dlsym answers, whoever asks: from the program, from a library it is linked to, and from one
- * that it loads for itself. dlsym LIBRARY OTHER, made from dlsym_library.c. */
+/* dlsym: what it returns to the program, to a library it is linked to, and to one that it loads for itself:
+ * dlsym LIBRARY OTHER, made from dlsym_library.c. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

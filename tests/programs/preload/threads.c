@@ -1,4 +1,4 @@
-/* Eight threads, each with its memory.
+/* Threads: eight threads allocate and free, each its own memory.
  *
  * Run: threads
  */

@@ -1,4 +1,4 @@
-/* What is freed twice, or was never allocated.
+/* Wrong frees: pointers that are freed twice, or were never allocated.
  *
  * Run: wrong_frees
  */

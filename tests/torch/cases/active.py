@@ -1,4 +1,5 @@
 # One can see that it is on.
+#: core
 #: env CONCERTINA_CONF=verbose:1,limit:0.5G
 #: says is on, as PyTorch's allocator
 #: says limit: 0.500 GiB on each device; settings: verbose:1,limit:0.5G

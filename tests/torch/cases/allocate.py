@@ -1,4 +1,5 @@
 # Tensors come and go, and the counters follow to the byte.
+#: core
 import torch
 from case import MIB, counter
 

@@ -1,5 +1,6 @@
 # Another library captures a graph by CUDA's own calls, on a stream of its own, while PyTorch allocates on this
 # thread and on others.
+#: core
 #: attach native plain install run
 import ctypes
 import threading

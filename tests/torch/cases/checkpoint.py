@@ -1,5 +1,6 @@
 # The state of a private pool is kept, and gone back to: the same blocks are in use at the same places,
 # what lies there untouched, and storages own them again.
+#: core
 #: attach plain install native
 #: memory 256
 import gc

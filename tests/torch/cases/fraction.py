@@ -1,4 +1,5 @@
 # A share of the device's memory is a limit, and 1.0 lifts it.
+#: core
 #: memory 256
 #: only sim
 import torch

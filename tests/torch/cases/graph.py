@@ -1,4 +1,5 @@
 # A CUDA graph is captured and replayed: its memory is its own until the graph goes.
+#: core
 #: attach plain install native
 import torch
 from case import MIB, pattern

@@ -1,6 +1,7 @@
 # Several graphs that share a pool, that are replayed when what they made is let go of, that are captured
 # while memory is short, that run out of it in the midst, and that go: what each makes is right, what lies
 # around them stays as it was, and all memory comes back.
+#: core
 #: attach plain install native
 #: memory 256
 import gc

@@ -1,6 +1,7 @@
 # cudaIpcGetMemHandle of tensors, as libraries beside PyTorch use it (vLLM's and SGLang's all-reduce among GPUs,
 # NCCL's registered buffers): a handle and the distance from the allocation's start, also for what a graph has
 # used and freed, opened on the same GPU and on another.
+#: core
 #: attach run native
 #: devices 2
 #: env STANDIN_PEERS=1

@@ -1,4 +1,5 @@
 # Once CUDA is in use it is too late to change the allocator, and that is said.
+#: core
 #: attach native
 import concertina
 import torch

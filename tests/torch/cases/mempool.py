@@ -1,4 +1,5 @@
 # torch.cuda.MemPool: memory of its own, counted users, and all of it given back in the end.
+#: core
 #: memory 512
 #: torch 2.10
 import torch

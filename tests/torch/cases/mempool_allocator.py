@@ -1,6 +1,7 @@
 # torch.cuda.MemPool with an allocator of its own: its memory comes from there and goes back there, in
 # whole segments; ours as a pool's allocator is no other. A pool that is lent in need is, and one without
 # splitting hands out whole segments.
+#: core
 #: attach plain install run
 #: memory 256
 #: torch 2.11

@@ -1,4 +1,5 @@
 # The Python module: the statistics in the program and in a file, and installing twice.
+#: core
 #: attach install
 import json
 

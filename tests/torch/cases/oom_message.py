@@ -1,5 +1,6 @@
 # The message of an out-of-memory error: what was asked, what is in use, held, free on the device and
 # in the largest range, and advice that fits the state.
+#: core
 #: memory 512
 import re
 

@@ -1,4 +1,5 @@
 # Whoever attached an observer is told of each out-of-memory error before it is raised.
+#: core
 #: memory 256
 import torch
 from case import MIB, raises

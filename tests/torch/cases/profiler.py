@@ -1,4 +1,5 @@
 # torch.profiler with profile_memory=True sees what comes and goes on the GPU.
+#: core
 import json
 
 import torch

@@ -1,5 +1,6 @@
 # A build of PyTorch that is taken for a known release, and reads its classes another way: the functions with
 # objects go back to what they are in any pluggable allocator, and one line says so.
+#: core
 #: attach native
 import os
 import tempfile

@@ -1,5 +1,6 @@
 # CUDA tensors in another process and back: what one writes the other reads, however large it is, and
 # the memory is used again only when everybody is done with it.
+#: core
 #: attach plain install native
 #: env STANDIN_PACE=held
 import torch

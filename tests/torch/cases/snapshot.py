@@ -1,5 +1,6 @@
 # A snapshot tells what there is, to the byte, and the history how it came to be, with the lines of
 # the program; PyTorch's own tools read both.
+#: core
 #: memory 512
 import collections
 import pickle

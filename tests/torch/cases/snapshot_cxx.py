@@ -1,5 +1,6 @@
 # Memory history as C++ asks for it, in PyTorch's own functions: recorded there and told there, with the
 # places that it noted; Python can tell it, too.
+#: core
 #: attach plain install native
 #: torch 2.11
 import ctypes

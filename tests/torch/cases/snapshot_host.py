@@ -1,4 +1,5 @@
 # History of pinned memory, which PyTorch records itself, beside the GPU's, together and each alone.
+#: core
 #: attach plain native
 #: torch 2.14
 import torch

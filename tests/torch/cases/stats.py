@@ -1,4 +1,5 @@
 # The memory functions, from the first statement on.
+#: core
 import torch
 
 torch.cuda.reset_peak_memory_stats()

@@ -1,6 +1,7 @@
 # One program under PyTorch's own allocator and under concertina: allocated, requested and active
 # agree, current, peak, allocated and freed, by class and in all. The program's large sizes are such
 # that PyTorch has nothing to leave unsplit: it counts up to a MiB that it did not split as allocated.
+#: core
 #: attach plain install native
 #: memory 2048
 from case import both

@@ -1,4 +1,5 @@
 # What C++ asks the allocator object itself: the same figures, field by field.
+#: core
 #: attach native
 import torch
 from case import MIB

@@ -1,5 +1,6 @@
 # Several streams that pass tensors on with events, and `record_stream`, while memory is scarce and
 # the GPU is behind: no byte is another's.
+#: core
 #: memory 128
 #: env STANDIN_PACE=random:7
 import torch
