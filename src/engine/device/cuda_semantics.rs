@@ -365,7 +365,7 @@ impl Device {
         let take_back = |state: &mut State| {
             self.flush_caches(state);
             let State { depot, pool, .. } = state;
-            depot.give_back(pool);
+            depot.free_all(pool);
         };
         let mut state = self.state.lock();
         // No stream outlives its context.

@@ -1,4 +1,17 @@
-//! One device: its pool behind a lock.
+//! One device: its pool behind a lock, and the caches in front of that lock.
+//!
+//! [`Device::allocate`] and [`Device::free`] are the fast paths, each with one slow path; `oom` has the steps of an
+//! allocation for which the pool has no free block.
+//!
+//! # The order of locks
+//! 1. the device's (`Device::state`),
+//! 2. a stream cache's (`stream_cache`),
+//! 3. a magazine's (`magazine`),
+//! 4. what is taken for a moment, and nothing else under it: the events of waits, live streams, the history's marks.
+//!
+//! A thread takes them in this order only. With a stream cache's lock held the device's may be tried, not waited
+//! for. Stream caches are opened and closed, and blocks come to be known to a magazine and cease to be, under both
+//! the device's lock and theirs. Suppliers and observers are called with no lock held.
 
 mod capture_graph;
 mod capture_reuse;
@@ -73,28 +86,29 @@ use std::time::Duration;
 struct State {
     pool: Pool<DriverGpu>,
     round_up: RoundUp,
-    /// Blocks come from the driver one by one; and those that did, with their sizes.
+    /// Each block comes from the driver (`uncached`).
     uncached: bool,
+    /// Blocks that came from the driver one by one, with their sizes.
     blocks: HashMap<u64, u64>,
     predictors: Predictors,
     private: PrivatePools,
     /// Who supplied which segment, by address.
     suppliers: HashMap<u64, Arc<dyn Supplier>>,
     routes: Vec<ActiveRoute>,
-    /// Blocks that wait for no one stream.
+    /// Deferred frees that are in no magazine.
     depot: Depot,
-    /// Streams of one capture that use a block in use, where no others do.
+    /// Streams of one capture that use a block, by its address, if no others do.
     capture_users: HashMap<u64, CaptureUsers>,
     capture_reuse: CaptureReuse,
     history: History,
-    /// How many blocks had ever been handed out and taken back when idle memory was last looked after,
-    /// and since when it has been so many.
+    /// For [`Device::purge_idle`]: how many allocations and frees there had been at the last call, and when that
+    /// number last changed.
     seen: (u64, Duration),
 }
 
 impl State {
-    /// Whether a block, which is in use to the pool, was set aside: of those of no stream's, what is marked as
-    /// shared.
+    /// Whether a block that is in use to the pool is a deferred free: one of no stream that is marked as used by
+    /// several.
     fn is_deferred(&self, live: &LiveBlock) -> bool {
         self.pool.owner_of(live) == UNORDERED && self.pool.is_multi_stream(live)
     }
@@ -117,22 +131,22 @@ impl State {
     }
 }
 
-/// One device and its pool. Any thread may call anything; calls on one device take turns.
+/// One device and its pool. Every function may be called by any thread; calls on one device take turns.
 pub struct Device {
     ordinal: i32,
     functions: Functions,
     properties: Arc<Properties>,
     ledger: Arc<Ledger>,
-    /// The share of the device's memory that was set last; an `f64`.
+    /// The fraction of the device's memory that was last set as the limit; the bits of an `f64`.
     fraction: AtomicU64,
-    /// Some allocations go to private pools.
+    /// Some allocations may go to private pools, or past the pool.
     routed: AtomicBool,
     /// Streams that are never destroyed.
     permanent: Box<PermanentStreams>,
     stream_caches: StreamCaches,
-    /// Blocks of no stream's that were freed without waiting.
+    /// Deferred frees by thread.
     magazines: Magazines,
-    /// `free:relaxed`: they are the only ones, and no stream cache is for them.
+    /// `free:relaxed`: frees of no stream are deferred, and have magazines in place of a stream cache.
     relaxed: bool,
     waits: CachePadded<SingleFlight>,
     /// Events for waits for the whole device.
@@ -150,7 +164,7 @@ impl Drop for Device {
     }
 }
 
-/// A request, once it is known where its memory comes from.
+/// A request, once its arena is known.
 #[derive(Clone, Copy)]
 struct Request {
     /// The bytes asked for.
@@ -168,7 +182,7 @@ impl Device {
     /// Allocates `size` bytes that the stream (by handle) may use at once. The address is a multiple of 512.
     ///
     /// Costs one lock that no other stream takes if the stream has just freed a block of the same size. Otherwise
-    /// the device's lock, or both, and the pool's best fit. Waits for the GPU only in [`Device::allocate_slow`].
+    /// the device's lock, or both, and the pool's best fit. Waits for the GPU only where no free block fits.
     #[inline(always)]
     pub fn allocate(&self, size: usize, stream: u64) -> Result<u64, Box<OutOfMemory>> {
         self.allocate_block(size, self.key(stream), Origin::Allocator)
@@ -230,7 +244,7 @@ impl Device {
         origin: Origin,
     ) -> Result<u64, Box<OutOfMemory>> {
         if let Some(cache) = missed
-            // By the order of locks it may only be tried.
+            // By the order of locks (above) the device's may only be tried.
             && let Some(state) = self.state.try_lock()
         {
             return self.allocate_locked(state, Some(cache), size, key, origin);
@@ -319,7 +333,7 @@ impl Device {
         let Allocated { address, list } = allocated;
         if arena == SHARED_ARENA && !state.pool.needs_free_event(bytes) {
             match cache {
-                Some(cache) if cache.is_idle() => self.stream_caches.end(cache),
+                Some(cache) if cache.misses_too_often() => self.stream_caches.end(cache),
                 Some(mut cache) => cache.track(key, address, requested, bytes),
                 // Such memory has magazines instead.
                 None if self.relaxed && key == UNORDERED => {}
@@ -366,7 +380,7 @@ impl Device {
         address: u64,
     ) -> Result<(), UnknownPointer> {
         if let Some(cache) = missed
-            // By the order of locks it may only be tried.
+            // By the order of locks (above) the device's may only be tried.
             && let Some(state) = self.state.try_lock()
         {
             return self.free_to_pool(state, Some(cache), address);
@@ -453,7 +467,7 @@ impl Device {
 }
 
 impl Device {
-    /// Takes up a device: its primary context is retained, no memory is taken yet.
+    /// Opens a device and retains its primary context. Reserves no memory but what `preallocate` asks for.
     pub(crate) fn open(
         functions: Functions,
         ordinal: i32,

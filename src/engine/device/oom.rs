@@ -89,7 +89,7 @@ impl Device {
         self.magazines.empty(depot, pool);
         let waited = depot.bytes() > 0 && pool.gpu_mut().synchronize();
         if waited {
-            depot.give_back(pool);
+            depot.free_all(pool);
         }
         waited
     }

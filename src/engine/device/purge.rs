@@ -26,7 +26,7 @@ impl Device {
     pub fn release_idle(&self) {
         let mut state = self.lock_flushed();
         let State { depot, pool, .. } = &mut *state;
-        depot.give_back_passed(pool);
+        depot.free_completed(pool);
         pool.trim_idle();
         pool.gpu_mut().retry_pending_releases();
     }
