@@ -4,12 +4,11 @@
 use crate::core::{ALL_STREAMS, Allocation, BlockInfo, Origin, SHARED_ARENA, StreamKey, UNORDERED};
 use crate::device::captures;
 use crate::device::depot::DeferredBlock;
-use crate::device::driver_gpu::{
-    foreign_context, synchronize, synchronize_in_capture, synchronize_stream,
-};
 use crate::device::exported;
 use crate::device::live_streams::LiveStreams;
 use crate::device::stream_cache::CacheKey;
+use crate::device::stream_key::foreign_context;
+use crate::device::synchronize::{synchronize, synchronize_in_capture, synchronize_stream};
 use crate::device::{Device, OutOfMemory, State, UnknownPointer};
 use crate::util::lock::Guard;
 use std::mem::replace;

@@ -1,7 +1,7 @@
 //! A device's memory for other processes, and theirs for this one: the driver calls of both.
 
 use crate::core::{Backing, Gpu};
-use crate::device::driver_gpu::{FILE, access_of, current};
+use crate::device::context::{FILE, access_of, current};
 use crate::device::ledger::Call;
 use crate::device::spans::{Export, HANDLE_SIZE, IpcError, SegmentHandle, Span};
 use crate::device::{Device, State};

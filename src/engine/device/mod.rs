@@ -16,9 +16,10 @@
 mod capture_graph;
 mod capture_reuse;
 pub mod captures;
+pub(crate) mod context;
 mod cuda_semantics;
 mod depot;
-pub(crate) mod driver_gpu;
+mod driver_gpu;
 pub mod exported;
 pub mod external_cache;
 mod figures;
@@ -39,11 +40,13 @@ mod purge;
 mod snapshot;
 pub mod spans;
 mod stream_cache;
+mod stream_key;
 mod supplier;
+mod synchronize;
 mod uncached;
 
+pub use crate::util::thread::thread_number;
 pub use cuda_semantics::MemoryInUse;
-pub use driver_gpu::thread_number;
 pub use figures::{Figures, set_torch_allocator};
 pub use ipc_memory::IpcBlock;
 pub use ledger::{Call, CallFigures};
@@ -63,14 +66,16 @@ use crate::core::{
     Allocated, ArenaId, LARGEST_REQUEST, LiveBlock, Metadata, Origin, Policy, Pool, Refusal,
     SHARED_ARENA, StreamKey, UNORDERED, block_size,
 };
-use crate::device::driver_gpu::{
-    DriverGpu, Events, Properties, add_permanent_stream, created_stream, foreign_context,
-    stream_key,
-};
+use crate::device::context::Properties;
+use crate::device::driver_gpu::DriverGpu;
 use crate::device::ledger::Ledger;
 use crate::device::live_streams::LiveStreams;
 use crate::device::permanent_streams::PermanentStreams;
 use crate::device::stream_cache::{CacheKey, Predictors, StreamCache, StreamCaches};
+use crate::device::stream_key::{
+    add_permanent_stream, created_stream, foreign_context, stream_key,
+};
+use crate::device::synchronize::Events;
 use crate::driver::Functions;
 use crate::settings::{Free, RoundUp, Settings};
 use crate::util::lock::{CachePadded, Guard, Lock};

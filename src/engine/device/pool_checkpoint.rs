@@ -1,8 +1,8 @@
 //! The state of a private pool at one moment, and going back to it: which blocks are in use, and where.
 
 use crate::core::BlockInfo;
-use crate::device::driver_gpu::thread_number;
 use crate::device::{ActiveRoute, Device, PoolId, PoolRoute, State};
+use crate::util::thread::thread_number;
 
 /// Why a private pool cannot go back to an earlier state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

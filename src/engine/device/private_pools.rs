@@ -1,9 +1,10 @@
 //! Private pools, and which allocations go there: those of PyTorch's CUDA graphs and `MemPool`s.
 
 use crate::core::{ArenaId, SHARED_ARENA};
-use crate::device::driver_gpu::{is_capturing, thread_number};
+use crate::device::stream_key::is_capturing;
 use crate::device::{Device, State, Supplier};
 use crate::util::message;
+use crate::util::thread::thread_number;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,7 +1,7 @@
 //! Free memory goes back to the driver: on request, and when it has been idle for long enough.
 
 use crate::core::Origin;
-use crate::device::driver_gpu::is_capturing;
+use crate::device::stream_key::is_capturing;
 use crate::device::{Device, State, external_cache};
 use std::time::Duration;
 

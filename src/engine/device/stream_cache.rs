@@ -10,9 +10,10 @@
 //! Locks: see the order at the top of the device module.
 
 use crate::core::{Class, Gpu, Origin, Pool, StreamKey, UNORDERED};
-use crate::device::driver_gpu::{PER_THREAD, thread_number};
+use crate::device::stream_key::PER_THREAD;
 pub use crate::util::hash::fibonacci as spread;
 use crate::util::lock::{CachePadded, Guard, Lock};
+use crate::util::thread::thread_number;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
