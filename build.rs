@@ -1,4 +1,4 @@
-//! Makes the C header from the entry points, and sets how the shared library is linked.
+//! Generates the C header from the entry points, and sets the linker's options for the shared library.
 //!
 //! The header goes to `OUT_DIR`; `scripts/header.sh` copies it to `include/`, and a test compares
 //! the two.
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         header.display()
     );
 
-    // What `src/lib.rs` declares as its modules is found from there.
+    // cbindgen follows the modules that `src/lib.rs` declares.
     let bindings = cbindgen::Builder::new()
         .with_config(config())
         .with_src("src/lib.rs")
@@ -54,7 +54,7 @@ fn config() -> cbindgen::Config {
         ),
         export: cbindgen::ExportConfig {
             exclude: vec!["CUstream_st".into()],
-            // Constants are for ourselves.
+            // Constants are not part of the interface.
             item_types: vec![
                 cbindgen::ItemType::Structs,
                 cbindgen::ItemType::OpaqueItems,

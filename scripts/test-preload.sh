@@ -63,8 +63,8 @@ trap 'rm -rf "$work"' EXIT
 passed=0 failed=() watched=() flawless=0
 
 # What the library adds to a program that does not use CUDA: microseconds from its start to its end, the
-# median of so many, the two ways in turn; and whether it says the same.
-start() { # how many, then the command
+# median of several, bare and preloaded in turn; and whether it prints the same.
+start() { # number of runs, then the command
     local count=$1 bare=() preloaded=() before after i
     shift
     if ! command -v "$1" >/dev/null; then

@@ -11,7 +11,7 @@ library, work that fails, cuBLAS, cuDNN, CuPy, Numba, JAX, Triton and PyTorch. P
 their names, or several by the beginning of those; `--list` names all. One whose compiler, library or
 Python module is not here is named with what is missing, and counts as not run.
 
-With --long, each program repeats its loop so many times, with sizes that change from round to round, once
+With --long, each program repeats its loop ROUNDS times, with sizes that change from round to round, once
 bare and once preloaded: what they say has to be the same, and nothing that the preloaded process keeps may
 grow. A thousand rounds take from some seconds to some minutes.
 
@@ -187,7 +187,7 @@ class Watch:
     EVERY = 0.05
     # No less is a half.
     LOOKS = 20
-    # What is kept, and by how much that may vary.
+    # What a process holds, and by how much that may vary.
     KINDS = {
         "bytes held by the pool": 32 << 20,
         "chunks held by the pool": 64,
@@ -223,18 +223,18 @@ class Watch:
         )
 
     def grown(self):
-        """What grew, a line each, and what was kept in the end."""
+        """What grew, a line each, and what was held at the end."""
         self.thread.join()
         half = len(self.looks) // 2
         if half < self.LOOKS:
             return [f"only {len(self.looks)} looks at the process since its loop was warm: more rounds"], []
         first, second = (map(max, zip(*part)) for part in (self.looks[:half], self.looks[half:]))
-        wrong, kept = [], []
+        wrong, held = [], []
         for (kind, slack), before, after in zip(self.KINDS.items(), first, second):
-            kept.append(f"{kind} {after}")
+            held.append(f"{kind} {after}")
             if after > before * 5 // 4 + slack:
                 wrong.append(f"{kind}: {before} in the first half, {after} in the second")
-        return wrong, kept
+        return wrong, held
 
 
 def environment_of(command, variables, library, stats, conf):
@@ -255,7 +255,7 @@ PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
 class Run:
-    """One run of a program; a long one of so many rounds, if any are named."""
+    """One run of a program; a long one if a number of rounds is named."""
 
     def __init__(self, command, variables, library, stats, conf, seconds=SECONDS, rounds=0):
         environment = environment_of(command, variables, library, stats, conf)
@@ -288,7 +288,7 @@ class Player:
         environment = environment_of(command, variables, library, stats, conf)
         # Python's own dice.
         environment |= {"PROGRAM_TURNS": "1", "PYTHONHASHSEED": "0"}
-        # A pipe that nobody reads yet could fill.
+        # A pipe that is not read yet could fill.
         self.written = tempfile.TemporaryFile("w+")
         pipes = PIPES | {"stdin": subprocess.PIPE, "stderr": self.written}
         self.process = subprocess.Popen(command, env=environment, **pipes)
@@ -328,7 +328,7 @@ class Player:
 
 
 def mix(order):
-    """Another order, in which nobody has two turns in a row, nor always comes after the same one."""
+    """Another order, in which none has two turns in a row, nor always comes after the same one."""
     last = order[-1]
     while order[0] is last:
         random.shuffle(order)
@@ -474,12 +474,12 @@ def run_long(name, command, variables, options, work):
     conf = ",".join(filter(None, [options.conf, "stats_interval_s:1"]))
     bare = Run(command, variables, None, stats, "", LONG, options.long)
     run = Run(command, variables, options.library, stats, conf, LONG, options.long)
-    wrong, kept = run.watch.grown()
+    wrong, held = run.watch.grown()
     if not run.ended or not agree(bare.said, run.said):
         wrong.append(f"preloaded says {run.said}, and bare {bare.said}")
         wrong += [f"    {line}" for line in run.errors.splitlines()[-8:]]
     verdict = "FAILED" if wrong else "passed"
-    return f"{verdict} {name}, {options.long} rounds, {run.pooled} from the pool; kept: {', '.join(kept)}", wrong
+    return f"{verdict} {name}, {options.long} rounds, {run.pooled} from the pool; held: {', '.join(held)}", wrong
 
 
 HEAD = """\
@@ -515,7 +515,7 @@ def main():
     option("--groups", type=int, default=3, help="groups of processes that take turns (3)")
     option("--turns", type=int, default=40, help="how often each process of a group runs its loop (40)")
     option("--conf", default="", help="CONCERTINA_CONF when preloaded, such as free:relaxed")
-    option("--long", type=int, metavar="ROUNDS", help="so many rounds of each program instead")
+    option("--long", type=int, metavar="ROUNDS", help="this many rounds of each program instead")
     option("--soak", type=int, metavar="SECONDS", help="a changing load and storms instead, so long each")
     option("--list", action="store_true", help="name the programs and end")
     options = parser.parse_args()
@@ -569,7 +569,7 @@ def main():
             print(row, flush=True)
             (failed if wrong else passed).append(name)
             if wrong:
-                # At once: whoever ends this early shall know, too.
+                # At once, so that it is seen even if the run is ended early.
                 print(f"FAILED {name}", *(f"    {line}" for line in wrong), sep="\n", file=sys.stderr, flush=True)
     print("", *beside, sep="\n")
     print(f"on the GPU: {len(passed)} passed, {len(failed)} failed, {len(missing)} not run")

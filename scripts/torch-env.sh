@@ -9,7 +9,7 @@
 # the free-threaded build; the present python3 without. One that is not installed is fetched where there
 # is uv. Exit status 3 says that there is no such Python.
 #
-# The environment lies in ${XDG_CACHE_HOME:-$HOME/.cache}/concertina/torch-VERSION. Of NVIDIA's libraries
+# The environment is in ${XDG_CACHE_HOME:-$HOME/.cache}/concertina/torch-VERSION. Of NVIDIA's libraries
 # it has blank ones (tests/torch/blanks.py) instead of more than 2 GB, and none of the driver and the
 # runtime: programs run in it with the stand-ins of scripts/standin.sh.
 set -euo pipefail

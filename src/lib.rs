@@ -1,16 +1,17 @@
-//! The shared library: C entry points, and nothing else.
+//! The shared library `libconcertina.so`: C entry points over the crate `concertina-engine`.
 //!
-//! Layers, each of which knows only those to its right:
+//! The layers, each of which imports only from those to its right (`tests/layers.rs` checks it):
 //!
 //! ```text
-//! entry ──▶ runtime ──▶ core
-//!              ╰──────▶ driver
+//! entry ──▶ process ──▶ ipc ──▶ device ──▶ core, settings, util
+//!                                  ╰─────▶ driver
 //! ```
 //!
-//! *entry* (here) checks what C hands over, calls, maps the result and lets no panic out. *runtime*
-//! holds devices, locks, settings, statistics, start and exit; *core* is the pool, which neither
-//! locks nor calls CUDA; *driver* is the table of the driver's functions. These three are the crate
-//! `concertina-engine`, which the command and the tests link as well: entry points stay out of their
+//! *entry* (here) validates what C passes, calls the engine, maps the result and lets no panic out. *process* has the
+//! one allocator of the process, its settings and statistics, start, fork and exit; *ipc* shares device
+//! memory with other processes; *device* puts a lock and a driver around each device's pool; *core* is the
+//! pool: policy, without locks and CUDA calls; *driver* is the table of the CUDA driver's functions. The
+//! command and the tests link the engine without the entry points, which interpose nothing in their
 //! processes.
 
 mod entry;

@@ -1,4 +1,5 @@
-//! The layers of the engine: which folder may import from which, and that no files import each other in a circle.
+//! The layers of the engine: which folder may import from which, and that no files import each other in a
+//! circle.
 //!
 //! It reads the source: every path that begins with `crate::`, wherever it stands, apart from unit tests.
 
@@ -63,7 +64,8 @@ fn code(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The paths that begin with `start`, such as `crate::`, without it. `crate::a::{b, c::d}` is `a::b` and `a::c::d`.
+/// The paths that begin with `start`, such as `crate::`, without it. `crate::a::{b, c::d}` is `a::b` and
+/// `a::c::d`.
 fn paths(code: &str, start: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (at, _) in code.match_indices(start) {

@@ -1,7 +1,7 @@
 //! The command `concertina`.
 //!
-//! Exit status: 0 when all that was asked was done, 1 when some of it could not be (a line on
-//! standard error says what), 2 for arguments or an environment that make no sense. `run` leaves with its program's.
+//! Exit status: 0 on success, 1 if something could not be done (a line on standard error says what), 2 for a
+//! mistake in the arguments or the environment. `run` exits with the status of its program.
 
 mod measured;
 mod ranks;
@@ -100,7 +100,7 @@ Exit status 1: a file could not be read, or holds no statistics.
 enum Request {
     Run(run::Options),
     Print(String),
-    Replay(replay::Options, replay::Surroundings),
+    Replay(replay::Options, replay::Environment),
     Report(report::Options),
 }
 
@@ -108,7 +108,7 @@ fn main() -> ExitCode {
     let request = match request(lexopt::Parser::from_env()) {
         Ok(request) => request,
         Err(message) => {
-            complain(&message);
+            print_error(&message);
             return ExitCode::from(2);
         }
     };
@@ -119,24 +119,24 @@ fn main() -> ExitCode {
         Request::Report(options) => report::run(&options, &mut out),
         Request::Run(options) => {
             let (why, status) = run::run(&options);
-            complain(&why);
+            print_error(&why);
             return status;
         }
     };
     match done.and_then(|done| out.flush().map(|()| done)) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        // Whoever read the output has seen enough of it, as `head` does.
+        // The reader of the output has closed it, as `head` does.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
         Err(error) => {
-            complain(&format!("standard output: {error}"));
+            print_error(&format!("standard output: {error}"));
             ExitCode::FAILURE
         }
     }
 }
 
-/// Says `message` on standard error, on one line. That failing is no reason to stop.
-fn complain(message: &str) {
+/// Prints `message` on standard error, on one line. An error in that is ignored.
+fn print_error(message: &str) {
     let _ = writeln!(io::stderr(), "concertina: {}", trace::printable(message));
 }
 
@@ -214,7 +214,7 @@ fn replay_request(mut arguments: lexopt::Parser) -> Result<Request, String> {
             "replay: --late needs the simulated GPU; allowed with it is --driver sim".into(),
         );
     }
-    Ok(Request::Replay(options, replay::Surroundings::look()?))
+    Ok(Request::Replay(options, replay::Environment::read()?))
 }
 
 fn report_request(mut arguments: lexopt::Parser) -> Result<Request, String> {
@@ -250,7 +250,7 @@ fn run_request(mut arguments: lexopt::Parser) -> Result<Request, String> {
                 options.settings.push(format!("limit:{bytes}"));
             }
             Long("verbose") => options.settings.push("verbose:1".into()),
-            // The rest is the program's, whatever it looks like.
+            // All that follows belongs to the program.
             Value(program) => {
                 options.command.push(program);
                 options.command.extend(arguments.raw_args().map_err(wrong)?);

@@ -1,4 +1,4 @@
-//! What a replay measured, as a line of JSON for programs and as a row of a table for people.
+//! The results of a replay, as a line of JSON or as a row of a table.
 
 use crate::replay::Options;
 use crate::trace::{Trace, printable};
@@ -7,18 +7,18 @@ use serde_json::{Map, Value, json};
 use std::io::{self, Write};
 use std::time::Duration;
 
-/// What was measured.
+/// The results of one trace.
 pub struct Report {
     pub driver: &'static str,
     pub device: String,
-    /// By pass: how long it took.
+    /// The time that each pass took.
     pub times: Vec<Duration>,
-    /// By pass, the last one that did not complete included: the pool's figures at its end. Their
-    /// peaks are those of the pass, their sums those since the start.
+    /// The pool's statistics at the end of each pass, also of one that did not complete. Their peaks are
+    /// those of the pass, their sums those since the start.
     pub figures: Vec<Figures>,
     /// Why the trace did not complete.
     pub stopped: Option<String>,
-    /// With `--min-limit`, where the trace completes without a limit.
+    /// With `--min-limit`, if the trace completes without a limit.
     pub min_limit_bytes: Option<u64>,
 }
 
@@ -108,7 +108,7 @@ fn driver_ms(figures: &Figures) -> f64 {
     (nanoseconds / 1000) as f64 / 1e3
 }
 
-/// The report for people: a row a trace.
+/// The table of results, a row for each trace.
 pub struct Table {
     name_width: usize,
     /// How many of [`COLUMNS`] there are.

@@ -17,7 +17,8 @@ struct Share {
 pub struct Ranks(Vec<Share>);
 
 impl Ranks {
-    /// The ranks that these statistics come from; `None` where they are not those of several ranks, each once.
+    /// The ranks that these statistics come from; `None` where they are not those of several ranks, each
+    /// once.
     pub fn of<'a>(processes: impl Iterator<Item = &'a Value>) -> Option<Ranks> {
         let mut ranks = Vec::new();
         let mut shares = Vec::new();

@@ -1,11 +1,11 @@
-//! `concertina replay`: puts traces through the pool, on a simulated GPU or a real one, and says
-//! what that took in memory and time.
+//! `concertina replay`: replays recorded allocation traces on the pool, with a simulated GPU or a real one,
+//! and reports memory and time.
 //!
-//! A replay allocates and frees exactly what the trace says, on streams made for it; only the loop
-//! over the events is timed. Every figure is the pool's own.
+//! A replay allocates and frees exactly what the trace says, on streams made for it; only the loop over the
+//! events is timed. All figures are the pool's statistics.
 
-use crate::complain;
 use crate::measured::{Report, Table};
+use crate::print_error;
 use crate::trace::{self, Event, Trace};
 use concertina_engine::device::Device;
 use concertina_engine::driver::{self, Functions};
@@ -21,11 +21,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Limits are whole numbers of these.
+/// Limits are multiples of this.
 const MIB: u64 = 1 << 20;
 
-/// How long the statistics wait for locks, which nobody else holds here.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the statistics wait for locks. No other thread holds any here.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// `CU_STREAM_NON_BLOCKING`: no order with the default stream.
 const NON_BLOCKING: u32 = 1;
@@ -41,7 +41,7 @@ pub struct Options {
     pub limit_bytes: Option<u64>,
     pub min_limit: bool,
     pub passes: u32,
-    /// By how many events the work of each simulated stream is late.
+    /// How many events later the work of each simulated stream is executed.
     pub late: Option<u32>,
     pub json: bool,
 }
@@ -60,7 +60,7 @@ impl Default for Options {
     }
 }
 
-/// Which driver is asked for.
+/// The driver that `--driver` names.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
     Auto,
@@ -68,21 +68,24 @@ pub enum Choice {
     Cuda,
 }
 
-/// What the environment asks of a replay.
-pub struct Surroundings {
+/// What the environment variables set for a replay.
+pub struct Environment {
     settings: Settings,
-    /// Where the statistics of the last trace are to be left.
+    /// The file that the statistics of the last trace are written to.
     stats: Option<PathBuf>,
 }
 
-impl Surroundings {
-    /// Says what has no effect; an error is one line about a mistake.
-    pub fn look() -> Result<Surroundings, String> {
-        let (settings, complaints) = Settings::from_environment();
-        if let Some(mistake) = complaints.iter().find(|complaint| complaint.is_mistake()) {
+impl Environment {
+    /// Reads it, and prints what has no effect. An error is one line about a mistake.
+    pub fn read() -> Result<Environment, String> {
+        let (settings, diagnostics) = Settings::from_environment();
+        if let Some(mistake) = diagnostics
+            .iter()
+            .find(|diagnostic| diagnostic.is_mistake())
+        {
             return Err(format!("replay: {}", mistake.line));
         }
-        complaints.iter().for_each(|it| complain(&it.line));
+        diagnostics.iter().for_each(|it| print_error(&it.line));
         let pattern = variable(stats_output::VARIABLE).filter(|pattern| !pattern.is_empty());
         let path = pattern.map(|pattern| {
             let path = stats_path::expand(pattern.as_bytes())?;
@@ -91,25 +94,25 @@ impl Surroundings {
         let stats = path
             .transpose()
             .map_err(|failure| format!("replay: {}: {}", stats_output::VARIABLE, failure.line))?;
-        Ok(Surroundings { settings, stats })
+        Ok(Environment { settings, stats })
     }
 }
 
-/// Replays every trace and writes a line about each to `out`; false when one could not be read or
-/// did not complete, or the statistics could not be written, which standard error then says.
+/// Replays every trace and writes its results to `out`. False if one could not be read or did not complete,
+/// or if the statistics could not be written; lines on standard error say so.
 pub fn run(
     options: &Options,
-    surroundings: &Surroundings,
+    surroundings: &Environment,
     out: &mut impl Write,
 ) -> io::Result<bool> {
     let source = match Source::choose(options) {
         Ok(source) => source,
         Err(why) => {
-            complain(&why);
+            print_error(&why);
             return Ok(false);
         }
     };
-    let Surroundings { settings, stats } = surroundings;
+    let Environment { settings, stats } = surroundings;
     let names: Vec<String> = options.files.iter().map(|file| trace_name(file)).collect();
     let mut table = Table::new(&names, options.min_limit);
     let mut all = true;
@@ -118,7 +121,7 @@ pub fn run(
         let trace = match trace::read(file) {
             Ok(trace) => trace,
             Err(refusal) => {
-                complain(&refusal.about(file));
+                print_error(&refusal.about(file));
                 all = false;
                 continue;
             }
@@ -129,13 +132,13 @@ pub fn run(
                 report
             }
             Err(why) => {
-                complain(&format!("{}: {why}", file.display()));
+                print_error(&format!("{}: {why}", file.display()));
                 all = false;
                 continue;
             }
         };
         if let Some(why) = &report.stopped {
-            complain(&format!("{}: {why}", file.display()));
+            print_error(&format!("{}: {why}", file.display()));
             all = false;
         }
         if options.json {
@@ -146,9 +149,9 @@ pub fn run(
         out.flush()?;
     }
     if let Some((path, text)) = stats.as_deref().zip(statistics)
-        && let Err(failure) = stats_file::write(path, PATIENCE, || Some(text))
+        && let Err(failure) = stats_file::write(path, LOCK_TIMEOUT, || Some(text))
     {
-        complain(&format!("{}: {}", stats_output::VARIABLE, failure.line));
+        print_error(&format!("{}: {}", stats_output::VARIABLE, failure.line));
         all = false;
     }
     Ok(all)
@@ -163,11 +166,11 @@ fn trace_name(file: &Path) -> String {
     name.strip_suffix(".gz").unwrap_or(&name).to_owned()
 }
 
-/// What replays run on.
+/// The driver that replays run on.
 struct Source {
     /// None for a simulated GPU.
     cuda: Option<Functions>,
-    /// By how many events a simulated stream's work is late.
+    /// How many events later a simulated stream's work is executed.
     late: u32,
 }
 
@@ -199,16 +202,16 @@ fn usable_cuda() -> Result<Functions, String> {
     Allocator::new(functions, Settings::default()).map(|_| functions)
 }
 
-/// An empty pool on device 0, with the trace's streams. Dropped, it gives all memory back.
+/// An empty pool on device 0, with the trace's streams. Dropping it releases all memory.
 struct Bench<'a> {
     functions: Functions,
     allocator: Allocator,
-    /// By the place of the stream in the trace.
+    /// The streams, in the order of [`Trace::streams`].
     streams: Vec<u64>,
-    /// By id; 0 where nothing is live.
+    /// The address of each live block by id, else 0.
     addresses: Vec<u64>,
     trace: &'a Trace,
-    /// Set where the clock of the simulated GPU runs with the events.
+    /// The simulated GPU, if its clock advances with the events.
     clock: Option<Machine>,
     _bound: Option<Bound>,
 }
@@ -219,7 +222,7 @@ impl<'a> Bench<'a> {
             Some(functions) => (functions, None),
             None => {
                 let memory = SIM_BYTES.max(SIM_PEAKS * trace.peak_live_bytes);
-                // Nothing touches the memory, so there is nothing to check and nothing to back.
+                // Nothing accesses the memory, so it need not be backed nor checked.
                 let (checks, host_pointers) = (false, false);
                 let config = Config {
                     memory,
@@ -311,7 +314,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// What a pool that is sound never makes a replay say.
+/// Printed only if the pool is broken.
 const STRAY: &str = "the pool does not know an address that it gave out";
 
 /// The loop that is timed. `tick` follows each event.
@@ -360,12 +363,12 @@ impl Drop for Bench<'_> {
             // SAFETY: made by `new_stream`, and not used after this.
             unsafe { (functions.cuStreamDestroy_v2)(stream as _) };
         }
-        // SAFETY: takes down what `enter` made current.
+        // SAFETY: pops the context that `enter` made current.
         unsafe { (functions.cuCtxPopCurrent_v2)(&mut std::ptr::null_mut()) };
     }
 }
 
-/// What was measured, and the statistics of the pool after the last pass.
+/// The results of a trace, and the pool's statistics after the last pass.
 fn measure(
     source: &Source,
     settings: &Settings,
@@ -396,7 +399,7 @@ fn measure(
         stopped,
         min_limit_bytes: None,
     };
-    let statistics = stats::json_of(Some(&bench.allocator), PATIENCE);
+    let statistics = stats::json_of(Some(&bench.allocator), LOCK_TIMEOUT);
     drop(bench);
     if options.min_limit && report.completed() {
         let reserved_bytes = report.peak_reserved_bytes();

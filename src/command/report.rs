@@ -1,4 +1,4 @@
-//! `concertina report`: what statistics say, for people.
+//! `concertina report`: statistics files as tables, or as one JSON object.
 
 use crate::ranks::Ranks;
 use crate::trace::printable;
@@ -16,9 +16,9 @@ pub struct Options {
     pub json: bool,
 }
 
-/// Writes what was read, a table of the processes and one of their devices, and what the processes and
-/// the library called, summed over them; or all of that as JSON. Files that are no statistics are named
-/// on standard error; the answer is whether there were none.
+/// Writes which files were read, a table of the processes, one of their devices, and the processes' and the
+/// library's calls in total; or all of that as JSON. Files that are not statistics are named on standard
+/// error; false if there is one.
 pub fn run(options: &Options, out: &mut impl Write) -> io::Result<bool> {
     let files = &options.files;
     let mut processes = Vec::new();
@@ -29,7 +29,7 @@ pub fn run(options: &Options, out: &mut impl Write) -> io::Result<bool> {
                 names.push(file.display().to_string());
                 processes.push(process);
             }
-            Err(why) => crate::complain(&format!("report: {}: {why}", file.display())),
+            Err(why) => crate::print_error(&format!("report: {}: {why}", file.display())),
         }
     }
     if options.json {
@@ -58,7 +58,7 @@ pub fn run(options: &Options, out: &mut impl Write) -> io::Result<bool> {
     Ok(processes.len() == files.len())
 }
 
-/// What was called, over all processes.
+/// The calls of all processes in total.
 struct Calls {
     program: Sums,
     by_library: Sums,
@@ -77,7 +77,7 @@ impl Calls {
     }
 }
 
-/// How many files were read, and what they are about.
+/// How many files were read, and from how many processes and hosts they are.
 fn what_was_read(files: usize, processes: &[Value]) -> String {
     let count = |number: usize, one: &str, more: &str| match number {
         1 => format!("1 {one}"),
@@ -103,7 +103,7 @@ fn what_was_read(files: usize, processes: &[Value]) -> String {
     text
 }
 
-/// Where each file is from.
+/// The table of processes: which one wrote each file.
 fn identities(names: &[String], processes: &[Value]) -> Vec<Row> {
     let heads = ["file", "host", "rank", "process", "command line"];
     let mut rows = vec![heads.map(String::from).to_vec()];
@@ -120,7 +120,7 @@ fn identities(names: &[String], processes: &[Value]) -> Vec<Row> {
     rows
 }
 
-/// The command line as a person could have typed it.
+/// The command line, quoted as in a shell.
 fn command_line(process: &Value) -> Option<String> {
     let words = process["command_line"].as_array()?;
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
@@ -133,7 +133,7 @@ fn command_line(process: &Value) -> Option<String> {
     Some(words.collect::<Vec<_>>().join(" "))
 }
 
-/// All that the tables show, exactly and for programs.
+/// The report as JSON: what the tables show, in exact numbers.
 fn report_json(files: usize, names: &[String], processes: &[Value]) -> Value {
     let identified = names.iter().zip(processes).map(|(name, process)| {
         let devices = devices(process).map(|device| {
@@ -203,13 +203,14 @@ fn by_caller(process: &Value) -> Value {
 
 type Row = Vec<String>;
 
-/// What other libraries had of a device at most, where the statistics tell them from PyTorch.
+/// The peak bytes that other libraries had allocated on a device, if the statistics tell them from PyTorch.
 fn others(device: &Value) -> Option<u64> {
     let most = device["other_libraries"]["allocated_bytes.all.peak"].as_u64();
     most.filter(|most| *most > 0)
 }
 
-/// A row for each device of each process. The column of other libraries is there where there are any.
+/// The table of devices, a row for each device of each process. It has a column of other libraries if there
+/// are any.
 fn memory(processes: &[Value]) -> Vec<Row> {
     const OTHERS: &str = "by other libraries";
     let heads = [
@@ -276,7 +277,7 @@ fn mebibytes(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
 }
 
-/// Figures by function: those of all objects added up. What one does not know, the sum does not know.
+/// Counters by function, added up. A counter that is missing in one object is missing in the sum.
 type Sums = BTreeMap<String, Map<String, Value>>;
 
 fn sums<'a>(objects: impl Iterator<Item = &'a Value>) -> Sums {
@@ -300,7 +301,7 @@ fn sums<'a>(objects: impl Iterator<Item = &'a Value>) -> Sums {
     sums
 }
 
-/// A row for each function, those that took longest first.
+/// The table of calls, a row for each function, those that took longest first.
 fn calls_table(title: &str, calls: &Sums) -> Vec<Row> {
     let figure = |figures: &Map<String, Value>, name: &str| figures.get(name)?.as_u64();
     let has_bytes = calls.values().any(|figures| figures.contains_key("bytes"));
@@ -333,14 +334,14 @@ fn calls_table(title: &str, calls: &Sums) -> Vec<Row> {
     std::iter::once(heads).chain(rows).collect()
 }
 
-/// On which side the cells after the first are.
+/// The alignment of the cells after the first.
 #[derive(Clone, Copy, PartialEq)]
 enum Align {
     Left,
     Right,
 }
 
-/// Columns two spaces apart.
+/// Writes a table, its columns two spaces apart.
 fn write_table(out: &mut impl Write, rows: &[Row], align: Align) -> io::Result<()> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

@@ -1,5 +1,5 @@
-//! `concertina run`: starts a program with the library preloaded, and has every Python that it is, or
-//! starts, attach concertina to PyTorch.
+//! `concertina run`: starts a program with the library preloaded. If it is Python, or starts Python,
+//! concertina is attached to PyTorch there.
 
 use concertina_engine::process::stats_output;
 use concertina_engine::process::stats_path;
@@ -16,7 +16,7 @@ use std::process::{self, Command, ExitCode};
 /// The library's file name.
 const LIBRARY: &str = "libconcertina.so";
 
-/// The file that Python runs at its start, in the Python module's directory.
+/// The file in the Python module's directory that Python runs at its start.
 const STARTUP: &str = "startup/sitecustomize.py";
 
 /// What to run, and how.
@@ -25,17 +25,17 @@ pub struct Options {
     pub library: Option<PathBuf>,
     /// `CONCERTINA_STATS` of the program.
     pub stats: Option<OsString>,
-    /// What `CONCERTINA_CONF` is to say besides what it says already.
+    /// Settings to add to `CONCERTINA_CONF`.
     pub settings: Vec<String>,
     /// The program and its arguments.
     pub command: Vec<OsString>,
 }
 
-/// The status for what a person has got wrong.
+/// The exit status for a mistake of the user's.
 const MISTAKE: u8 = 2;
 
-/// Becomes the program. Returns only where that is not possible: one line that says why, and the
-/// status that a shell would leave with.
+/// Replaces this process by the program. Returns only if that fails: one line that says why, and the exit
+/// status that a shell would use.
 pub fn run(options: &Options) -> (String, ExitCode) {
     let library = match library(options.library.as_deref()) {
         Ok(library) => library,
@@ -57,14 +57,14 @@ pub fn run(options: &Options) -> (String, ExitCode) {
         Some(disabled) => command.env(DISABLE, disabled),
         None => command.env_remove(DISABLE),
     };
-    // The program will have the number of this process.
+    // The program keeps the id of this process.
     command.env("CONCERTINA_RUN", process::id().to_string());
-    // Without it a program that uses PyTorch on the GPU says so itself.
+    // Without it, the library prints a warning in a program that uses PyTorch on the GPU.
     if let Some(startup) = startup(&library) {
         command.env("PYTHONPATH", joined(&startup, "PYTHONPATH"));
     }
     if let Some(stats) = stats {
-        // The same for the programs that it starts, wherever they go from here.
+        // Absolute, so that programs that it starts in other directories write to the same path.
         let path = stats_path::absolute(stats.as_bytes().to_vec());
         command.env(stats_output::VARIABLE, OsString::from_vec(path));
     }
@@ -80,7 +80,7 @@ pub fn run(options: &Options) -> (String, ExitCode) {
     (format!("run: {program}: {error}"), ExitCode::from(status))
 }
 
-/// What `CONCERTINA_CONF` is to say, if anything.
+/// The value of `CONCERTINA_CONF` for the program, if it needs one.
 fn settings(options: &Options) -> Option<OsString> {
     let before = env::var_os(VARIABLES[0]).filter(|before| !before.is_empty());
     let more = OsString::from(options.settings.join(","));
@@ -88,7 +88,7 @@ fn settings(options: &Options) -> Option<OsString> {
         (before, true) => before,
         (None, false) => Some(more),
         (Some(mut before), false) => {
-            // Of two words about one setting the last counts.
+            // Of two values of one key the last counts.
             before.push(",");
             before.push(more);
             Some(before)
@@ -98,19 +98,18 @@ fn settings(options: &Options) -> Option<OsString> {
 
 /// The first mistake in the settings that the program would get.
 fn wrong_settings(own: Option<&OsStr>) -> Option<String> {
-    let (_, complaints) = Settings::from_lookup(|variable| {
+    let (_, diagnostics) = Settings::from_lookup(|variable| {
         let text = match variable == VARIABLES[0] {
             true => own.map(OsStr::to_os_string),
             false => env::var_os(variable),
         };
         Some(text?.to_string_lossy().into_owned())
     });
-    let mistake = complaints.into_iter().find(Diagnostic::is_mistake);
-    mistake.map(|complaint| complaint.line)
+    let mistake = diagnostics.into_iter().find(Diagnostic::is_mistake);
+    mistake.map(|diagnostic| diagnostic.line)
 }
 
-/// Why the program could not leave its statistics, where some are asked for. It will have the number of
-/// this process.
+/// Why the program could not write its statistics, if they are wanted. It keeps the id of this process.
 fn wrong_stats(option: Option<&OsStr>) -> Option<String> {
     let variable = env::var_os(stats_output::VARIABLE).filter(|path| !path.is_empty());
     let (name, pattern) = match (option, variable) {
@@ -121,11 +120,11 @@ fn wrong_stats(option: Option<&OsStr>) -> Option<String> {
     Some(format!("{name}: {}", failure.line))
 }
 
-/// Why a file is not concertina's library, if it is not: the dynamic linker would leave it out with a
-/// warning, and the program would run without.
+/// Why a file is not concertina's library, if it is not: the dynamic linker would only print a warning, and
+/// the program would run without it.
 fn wrong_library(library: &Path) -> Option<String> {
     let name = CString::new(library.as_os_str().as_bytes()).ok()?;
-    // In this process the library has nothing to say, nor to do at its end.
+    // In this process the library is to print nothing, and to write nothing at exit.
     // SAFETY: no other thread runs.
     unsafe { env::set_var(DISABLE, "1") };
     // SAFETY: strings that end in a NUL. The file is the one that is to be loaded into the program, and
@@ -146,7 +145,7 @@ fn wrong_library(library: &Path) -> Option<String> {
     }
 }
 
-/// `first`, and behind it, after a colon, what the variable holds.
+/// `first`, followed by a colon and the value of the variable, if it has one.
 fn joined(first: &Path, variable: &str) -> OsString {
     let mut joined = first.as_os_str().to_os_string();
     if let Some(rest) = env::var_os(variable).filter(|rest| !rest.is_empty()) {
@@ -156,8 +155,8 @@ fn joined(first: &Path, variable: &str) -> OsString {
     joined
 }
 
-/// The library: the one that is named, by the option or in `CONCERTINA_LIBRARY`, or one that lies
-/// beside this command, in the `lib` beside its directory, or where pip puts it with the command.
+/// The library: the one that the option or `CONCERTINA_LIBRARY` names, or one beside this command, in the
+/// `lib` beside its directory, or where pip installs it with the command.
 fn library(named: Option<&Path>) -> Result<PathBuf, (String, u8)> {
     let named = named.map(Path::to_path_buf).or_else(|| {
         let variable = env::var_os("CONCERTINA_LIBRARY").filter(|path| !path.is_empty());
@@ -201,8 +200,8 @@ fn beside_command() -> Option<PathBuf> {
     places.find_map(|place| place.canonicalize().ok())
 }
 
-/// The directory that Python is to look into at its start: in the Python module that the library lies
-/// in, or one that came with this command, or that of this source tree.
+/// The directory to add to `PYTHONPATH`: in the Python module that contains the library, or one that was
+/// installed with this command, or that of this source tree.
 fn startup(library: &Path) -> Option<PathBuf> {
     let command = own_directory()?;
     let beside = library.parent().map(Path::to_path_buf);
@@ -210,7 +209,7 @@ fn startup(library: &Path) -> Option<PathBuf> {
     let modules = beside.into_iter().chain(modules(&command)).chain([source]);
     let mut files = modules.filter_map(|module| module.join(STARTUP).canonicalize().ok());
     let startup = files.next()?.parent()?.to_path_buf();
-    // A colon parts one path from the next.
+    // A colon separates paths.
     let fits = !startup.as_os_str().as_bytes().contains(&b':');
     fits.then_some(startup)
 }

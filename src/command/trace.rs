@@ -5,9 +5,9 @@
 //! SIZE bytes on stream number STREAM, `f ID` frees. Ids count up from 1; what is never freed is
 //! live at the end.
 //!
-//! A file is either read whole and found consistent or refused with one line that says what is
-//! wrong and what is allowed. Reading takes memory in proportion to the events, whatever the file:
-//! a line has a longest length, also inside gzip.
+//! A file is either read to its end and consistent, or refused with one line that says what is wrong and what
+//! is allowed. Reading takes memory in proportion to the events, whatever is in the file: the length of a
+//! line is limited, also inside gzip.
 
 use flate2::bufread::GzDecoder;
 use std::fs::File;
@@ -55,7 +55,7 @@ pub struct Trace {
     pub peak_live_bytes: u64,
 }
 
-/// Why a file is not a trace, and the line where that shows, if any line does.
+/// Why a file is not a trace, and the line of the mistake, if it is on a line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// Counted from 1.
@@ -72,7 +72,7 @@ impl Refusal {
         }
     }
 
-    /// The complaint as printed: `FILE:LINE: message`.
+    /// The message as printed: `FILE:LINE: message`.
     pub fn about(&self, path: &Path) -> String {
         let line = self.line.map(|line| format!(":{line}")).unwrap_or_default();
         format!(
@@ -192,7 +192,7 @@ fn comment(line: &[u8]) -> Result<(), Refusal> {
     ended(line).map(drop)
 }
 
-/// As much of `bytes` as fits on a line, with nothing in it that a terminal would act upon.
+/// The start of `bytes` for a message, escaped.
 fn shown(bytes: &[u8]) -> String {
     let end = bytes
         .iter()

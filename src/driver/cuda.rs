@@ -1,5 +1,5 @@
-//! The table filled from the CUDA driver, `libcuda.so.1`, at run time: nothing of CUDA is needed to
-//! build or to load the library.
+//! Loading the CUDA driver, `libcuda.so.1`, at run time: nothing of CUDA is needed to build or to load the
+//! library.
 
 use crate::Functions;
 use crate::driver_functions;
@@ -8,14 +8,12 @@ use cudarc::driver::sys::*;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::mem;
 
-/// The driver's own name for its library. Not `libcuda.so`: that is a stub on machines with the
-/// toolkit.
+/// The driver's library. Not `libcuda.so`, which is a stub on machines with the CUDA toolkit.
 pub const LIBRARY: &CStr = c"libcuda.so.1";
 
-/// Whether the process has loaded the driver, whatever for.
+/// Whether the process has loaded the driver.
 pub fn is_loaded() -> bool {
-    // SAFETY: a constant NUL-terminated name; nothing is loaded that was not, and a handle that is had
-    // is given back.
+    // SAFETY: a constant NUL-terminated name; the flag loads nothing, and the handle is closed again.
     unsafe {
         let how = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
         let library = libc::dlopen(LIBRARY.as_ptr(), how);
@@ -23,7 +21,7 @@ pub fn is_loaded() -> bool {
     }
 }
 
-/// The CUDA driver of this machine, or one line that says why there is none.
+/// Loads the CUDA driver of this machine. An error is one line that says why there is none.
 pub fn cuda() -> Result<Functions, String> {
     // SAFETY: a constant NUL-terminated name; loading the driver runs only its own initialisers.
     // It is never unloaded.
@@ -64,7 +62,7 @@ pub fn cuda() -> Result<Functions, String> {
 }
 
 fn last_error() -> String {
-    // SAFETY: dlerror answers null or a string that stays until the next call on this thread.
+    // SAFETY: dlerror returns null or a string that stays valid until the next call on this thread.
     let message = unsafe { libc::dlerror() };
     if message.is_null() {
         return String::from("it could not be loaded");

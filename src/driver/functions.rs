@@ -1,5 +1,5 @@
-//! The one list of driver functions that concertina calls. The table, its loader and the simulated
-//! driver's table are all made from it, so a function is added here and nowhere else.
+//! The list of driver functions that concertina calls. The table, its loader and the simulated driver's table
+//! are made from it, so a function is added here and nowhere else.
 
 /// Calls `$then!` with the list: `name: fn(arguments);`. Every function returns a `CUresult` as its
 /// number (`u32`): a newer driver may answer with a code that the enum does not know.

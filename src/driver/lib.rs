@@ -1,5 +1,5 @@
-//! The CUDA driver API's own functions, as a table. [`cuda`] fills it from `libcuda.so.1` at run time; the
-//! simulated GPU (`src/sim`) has one of its own.
+//! The CUDA driver API as a table of functions. [`cuda`] fills it from `libcuda.so.1` at run time; the
+//! simulated GPU (`src/sim`) has a table of its own.
 
 mod cuda;
 mod functions;
@@ -18,7 +18,7 @@ macro_rules! define_table {
         #[allow(non_snake_case, missing_docs)]
         #[derive(Clone, Copy)]
         pub struct Functions {
-            /// They are the simulated GPU's, whose calls take no time that means anything.
+            /// The functions are the simulated GPU's: the time that a call takes means nothing.
             pub simulated: bool,
             $(pub $name: unsafe extern "C" fn($($argument: $kind),*) -> u32,)*
         }
@@ -38,7 +38,7 @@ impl Functions {
     /// The driver's own name for an error.
     pub fn error_name(&self, error: u32) -> String {
         let mut name: *const c_char = std::ptr::null();
-        // SAFETY: `name` is valid for writing; the driver answers with a static string.
+        // SAFETY: `name` is valid for writing; the driver sets it to a static string.
         let known = unsafe { (self.cuGetErrorName)(error, &mut name) } == 0 && !name.is_null();
         match known {
             // SAFETY: a NUL-terminated static string, as above.

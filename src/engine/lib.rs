@@ -1,11 +1,12 @@
-//! All of concertina except its C entry points, in layers that point one way:
+//! All of concertina except its C entry points, in layers that import in one direction:
 //!
-//! entry points (`src/entry`, in the shared library) → [`process`] → [`ipc`] → [`device`] → [`core`], [`driver`],
-//! [`settings`] and [`util`].
+//! entry points (`src/entry`, in the shared library) → [`process`] → [`ipc`] → [`device`] → [`core`],
+//! [`driver`], [`settings`] and [`util`].
 //!
-//! [`core`] decides which bytes are whose and neither locks nor calls CUDA; [`driver`] is the CUDA driver API as a
-//! table of functions; [`device`] puts a lock and a driver around each device's pool; [`ipc`] shares its memory
-//! with other processes; [`process`] has the process's one allocator and its statistics.
+//! [`core`] is the pool of one device: policy only, it neither locks nor calls CUDA. [`driver`] is the CUDA
+//! driver API as a table of functions. [`device`] puts a lock and a driver around each device's pool. [`ipc`]
+//! shares device memory with other processes. [`process`] has the process's one allocator, its settings and
+//! statistics, start and exit.
 
 pub mod core;
 pub mod device;

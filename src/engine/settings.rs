@@ -1,16 +1,16 @@
-//! What a person can set, and what it is when they set nothing.
+//! The settings: their keys, defaults, parsing and documentation.
 //!
-//! `TABLE` is the one list: the parser, the complaints and the table of docs/settings.md are made from
-//! it. A setting is looked for, key by key, in [`VARIABLES`]; the first variable that names the key
-//! decides, even when what it says is a mistake. What a mistake costs is said by its [`Severity`]:
-//! whoever can still keep the program from starting does so, rather than run it without its limit.
+//! `TABLE` is the one list: the parser, the diagnostics and the table of docs/settings.md are made from it.
+//! Each key is looked up in [`VARIABLES`]; the first variable that names it decides, even if its value is a
+//! mistake. A mistake's [`Severity`] says what follows from it: without its limit a program is not started
+//! where that can still be prevented.
 
 use crate::core::Tuning;
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::time::Duration;
 
-/// Where settings are read from, the most telling first.
+/// The environment variables that hold settings; the first one that names a key decides.
 pub const VARIABLES: [&str; 3] = [
     "CONCERTINA_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
@@ -19,7 +19,7 @@ pub const VARIABLES: [&str; 3] = [
 
 const MIB: usize = 1 << 20;
 
-/// What the words for `stats_signal` stand for.
+/// The values of `stats_signal`, in the order of its words.
 const SIGNALS: [Option<i32>; 4] = [
     None,
     Some(libc::SIGHUP),
@@ -30,13 +30,13 @@ const SIGNALS: [Option<i32>; 4] = [
 /// The settings of one process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Segments grow by mapping; otherwise each is one `cudaMalloc`.
+    /// Segments grow by mapping chunks; otherwise each segment is one `cudaMalloc`.
     pub expandable_segments: bool,
     /// The share of a device's memory that the process may hold, 0.0 to 1.0.
     pub per_process_memory_fraction: f64,
     /// The bytes that the process may hold on each device.
     pub limit: Option<usize>,
-    /// The largest physical chunk that growth creates, in bytes; 0 leaves it to the pool.
+    /// The largest chunk that growth creates, in bytes; 0 lets the pool decide.
     pub chunk_size: usize,
     /// How sizes are rounded up.
     pub round_up: RoundUp,
@@ -44,61 +44,61 @@ pub struct Settings {
     pub free: Free,
     /// `cudaMalloc`'s memory stays CUDA's own under `LD_PRELOAD`.
     pub ipc: bool,
-    /// Bytes to take from each device on its first use.
+    /// Bytes to allocate from each device when it is first used.
     pub preallocate: usize,
-    /// Streams may be made to wait on the GPU for memory that others have freed.
+    /// A stream may be made to wait on the GPU for memory that another stream has freed.
     pub stream_waits: bool,
-    /// Within a capture, blocks are used again whose other streams have been joined.
+    /// Within a capture, blocks are reused once the other streams that used them have been joined.
     pub graph_capture_record_stream_reuse: bool,
-    /// How long a whole chunk may lie idle before it goes back to the driver; zero keeps it.
+    /// How long a whole chunk may be idle before it is released to the driver; zero keeps it.
     pub idle_release: Duration,
-    /// Calls are counted by calling library, too.
+    /// CUDA calls are counted by calling library, too.
     pub stats_callers: bool,
-    /// The signal that has the statistics written.
+    /// The signal at which the statistics are written.
     pub stats_signal: Option<i32>,
-    /// How often they are written; zero for never.
+    /// The interval at which the statistics are written; zero is never.
     pub stats_interval: Duration,
-    /// One line says that the library is on.
+    /// A line is printed when the GPU is first used.
     pub verbose: bool,
     /// The settings that differ from the defaults, as `key:value`.
     pub changed: Vec<String>,
-    /// For experiments: no key sets it.
+    /// Constants of the pool's policy, for experiments: no key sets them.
     pub tuning: Tuning,
 }
 
-/// A line about the settings.
+/// A message about the settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// The variable, what it says, and what is wrong with it.
+    /// One line: the variable, its text, and what is wrong with it.
     pub line: String,
     /// What follows from it.
     pub severity: Severity,
 }
 
-/// How bad a complaint is.
+/// What follows from a diagnostic, the worst last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// Nothing is lost: the setting has no effect here, or is one that another allocator may know.
+    /// The setting has no effect here, or is one that PyTorch's own allocator may know.
     Note,
-    /// A mistake, in place of which the default holds.
+    /// A mistake; the default is used.
     Mistake,
-    /// A mistake without which the process might hold less memory: by the default it may hold any.
+    /// A mistake in a limit; by the default there is none.
     Unlimited,
 }
 
 impl Diagnostic {
-    /// Whether it keeps a program from starting, where that is still possible.
+    /// Whether a program with it is not to be started, where that can still be prevented.
     pub fn is_mistake(&self) -> bool {
         self.severity >= Severity::Mistake
     }
 }
 
-/// What `cudaFree` waits for where the library stands in for it.
+/// What `cudaFree` waits for where the library interposes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Free {
-    /// For all work of the device, as CUDA's own does.
+    /// All work of the device, as CUDA's own does.
     Strict,
-    /// For nothing; the memory is used again only after that work.
+    /// Nothing; the memory is reused only after the work that had been submitted.
     Relaxed,
 }
 
@@ -127,32 +127,32 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The settings of this process's environment, and a line for every mistake in it and for every
-    /// setting that has no effect. A process with elevated privileges gets the defaults.
+    /// The settings of this process's environment, and a diagnostic for each mistake in them and each setting
+    /// that has no effect. A process with elevated privileges gets the defaults.
     pub fn from_environment() -> (Settings, Vec<Diagnostic>) {
         Settings::from_lookup(variable_text)
     }
 
-    /// The same with `lookup` in place of the environment.
+    /// [`Settings::from_environment`] with `lookup` in place of the environment.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> (Settings, Vec<Diagnostic>) {
         let mut settings = Settings::default();
-        let mut complaints = Vec::new();
+        let mut diagnostics = Vec::new();
         let mut decided: Vec<&str> = Vec::new();
         for variable in VARIABLES {
             let Some(text) = lookup(variable) else {
                 continue;
             };
             let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
-            // Within one variable the last word counts, as in PyTorch.
+            // Within one variable the last value of a key counts, as in PyTorch.
             let mut here: Vec<(&Setting, &str)> = Vec::new();
             for item in items(&text) {
                 let Some((key, value)) = item.split_once(':') else {
                     let word = |c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '-');
-                    let near = near(item.split(word).next().unwrap_or_default());
-                    let item = shown(item);
-                    complaints.push(mistake(
+                    let similar = similar(item.split(word).next().unwrap_or_default());
+                    let item = printable(item);
+                    diagnostics.push(mistake(
                         variable,
-                        near.iter().any(|setting| setting.limits),
+                        similar.iter().any(|setting| setting.limits),
                         format!("{item} makes no sense: it is no key:value pair"),
                     ));
                     continue;
@@ -162,7 +162,7 @@ impl Settings {
                         here.retain(|(other, _)| other.key != key);
                         here.push((setting, value));
                     }
-                    None => complaints.push(unknown(variable, key, value)),
+                    None => diagnostics.push(unknown(variable, key, value)),
                 }
             }
             for (setting, value) in here {
@@ -170,14 +170,15 @@ impl Settings {
                     continue;
                 }
                 decided.push(setting.key);
-                setting.take(variable, value, &mut settings, &mut complaints);
+                setting.apply(variable, value, &mut settings, &mut diagnostics);
             }
         }
-        (settings, complaints)
+        (settings, diagnostics)
     }
 }
 
-/// A mistake in a variable. PyTorch's may hold what a newer PyTorch knows and this library does not.
+/// A mistake in a variable. In PyTorch's variables it is a note, as a newer PyTorch may know the setting,
+/// unless it is about a limit.
 fn mistake(variable: &str, limits: bool, what: String) -> Diagnostic {
     let severity = match limits {
         true => Severity::Unlimited,
@@ -189,14 +190,14 @@ fn mistake(variable: &str, limits: bool, what: String) -> Diagnostic {
 }
 
 fn unknown(variable: &str, key: &str, value: &str) -> Diagnostic {
-    let near = near(key);
-    let names: Vec<_> = near.iter().map(|setting| setting.key).collect();
+    let similar = similar(key);
+    let names: Vec<_> = similar.iter().map(|setting| setting.key).collect();
     let help = match names.is_empty() {
         true => format!("the keys are {}", keys()),
         false => format!("did you mean {}?", names.join(" or ")),
     };
-    let limits = near.iter().any(|setting| setting.limits);
-    let (key, value) = (shown(key), shown(value));
+    let limits = similar.iter().any(|setting| setting.limits);
+    let (key, value) = (printable(key), printable(value));
     mistake(
         variable,
         limits,
@@ -204,32 +205,35 @@ fn unknown(variable: &str, key: &str, value: &str) -> Diagnostic {
     )
 }
 
-/// The settings that somebody may have meant by a key that there is not: those that the fewest slips
-/// of the keyboard are away, else those of which it is a part, or which are a part of it.
-fn near(key: &str) -> Vec<&'static Setting> {
-    /// What is longer is no slip.
+/// The settings that an unknown key may have been meant for: those with the smallest edit distance, or else
+/// those whose keys contain it or are contained in it.
+fn similar(key: &str) -> Vec<&'static Setting> {
+    /// Longer texts are not compared.
     const LONGEST: usize = 60;
-    /// Shorter parts of a name are in many.
+    /// Shorter parts are contained in too many keys.
     const SHORTEST_PART: usize = 4;
     let key = key.to_ascii_lowercase().replace('-', "_");
     if key.len() > LONGEST {
         return Vec::new();
     }
-    let nearest = TABLE.iter().map(|setting| slips(&key, setting.key)).min();
-    if let Some(nearest) = nearest.filter(|slips| *slips <= (key.len() / 3).max(1)) {
-        let near = TABLE.iter().filter(|it| slips(&key, it.key) == nearest);
-        return near.collect();
+    let least = TABLE.iter().map(|it| edit_distance(&key, it.key)).min();
+    if let Some(least) = least.filter(|distance| *distance <= (key.len() / 3).max(1)) {
+        let similar = TABLE
+            .iter()
+            .filter(|it| edit_distance(&key, it.key) == least);
+        return similar.collect();
     }
     let is_part = |part: &str, whole: &str| part.len() >= SHORTEST_PART && whole.contains(part);
-    let near = TABLE.iter();
-    near.filter(|it| is_part(it.key, &key) || is_part(&key, it.key))
+    let all = TABLE.iter();
+    all.filter(|it| is_part(it.key, &key) || is_part(&key, it.key))
         .collect()
 }
 
-/// How many letters have to be put in, left out, changed or swapped with the next to make `b` of `a`.
-fn slips(a: &str, b: &str) -> usize {
+/// The Damerau-Levenshtein distance: how many letters have to be inserted, removed, changed or swapped with
+/// the next.
+fn edit_distance(a: &str, b: &str) -> usize {
     let (a, b) = (a.as_bytes(), b.as_bytes());
-    // By how much of `a` was looked at: the slips up to each letter of `b`.
+    // `rows[i][j]` is the distance of the first `i` letters of `a` from the first `j` of `b`.
     let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
     for i in 1..=a.len() {
         let mut row = vec![i];
@@ -250,22 +254,22 @@ fn slips(a: &str, b: &str) -> usize {
 struct Setting {
     key: &'static str,
     kind: Kind,
-    /// The default as a person would write it, or `none`.
+    /// The default as it would be written in a variable, or `none`.
     default: &'static str,
     effect: Effect,
     doc: &'static str,
-    /// It keeps the process from taking more memory.
+    /// A mistake in it lifts a limit.
     limits: bool,
 }
 
-/// What a value may be.
+/// The type of a value.
 enum Kind {
     Bool,
-    /// On or off, where PyTorch has no say in how that is written.
+    /// 1 or 0, for keys that PyTorch does not have; `True` and `False` are accepted.
     Switch,
     /// 0.0 to 1.0, both ends included.
     Fraction,
-    /// Bytes, more than none.
+    /// Bytes, at least one.
     Size,
     /// A whole number of MiB.
     Megabytes {
@@ -276,7 +280,7 @@ enum Kind {
     Milliseconds,
     /// A whole number of seconds.
     Seconds,
-    /// A whole power of two, up to the one given.
+    /// A power of two, up to this one.
     PowerOfTwo(usize),
     Word(&'static [&'static str]),
     Divisions,
@@ -286,20 +290,20 @@ enum Kind {
 enum Value {
     Bool(bool),
     Fraction(f64),
-    /// Bytes, or a plain number for kinds that are no sizes.
+    /// Bytes, or a plain number for kinds that are not sizes.
     Number(usize),
     /// An index into the list of [`Kind::Word`].
     Word(usize),
     Divisions(RoundUp),
 }
 
-/// What a setting does.
+/// What a setting changes.
 enum Effect {
-    /// Puts the value where it belongs.
+    /// A field of [`Settings`].
     Sets(fn(&mut Settings, Value)),
-    /// Nothing: the key belongs to PyTorch's own allocator.
+    /// Nothing: only PyTorch's own allocator has it.
     Nothing,
-    /// None of ours: pinned memory stays PyTorch's, which reads its own variables.
+    /// Pinned memory, which stays PyTorch's: PyTorch reads it in its own variables.
     Pinned,
 }
 
@@ -316,7 +320,7 @@ macro_rules! table {
     };
 }
 
-/// Whether a mistake in the value of `key` lets the process hold more than was meant.
+/// Whether a mistake in the value of `key` lifts a limit.
 const fn limits(key: &str) -> bool {
     matches!(key.as_bytes(), b"limit" | b"per_process_memory_fraction")
 }
@@ -403,12 +407,13 @@ table! {
 }
 
 impl Setting {
-    fn take(
+    /// Parses the value and applies it.
+    fn apply(
         &self,
         variable: &str,
         text: &str,
         settings: &mut Settings,
-        complaints: &mut Vec<Diagnostic>,
+        diagnostics: &mut Vec<Diagnostic>,
     ) {
         let Setting { key, default, .. } = self;
         let is_default = |value: Value| {
@@ -419,29 +424,29 @@ impl Setting {
             (Some(value), Effect::Sets(set)) => {
                 set(settings, value);
                 if !is_default(value) {
-                    settings.changed.push(format!("{key}:{}", shown(text)));
+                    settings.changed.push(format!("{key}:{}", printable(text)));
                 }
             }
             (Some(_), Effect::Pinned) if variable != VARIABLES[0] => {}
             (Some(value), Effect::Nothing | Effect::Pinned) => {
                 if !is_default(value) {
-                    let text = shown(text);
+                    let text = printable(text);
                     let why = match self.effect {
                         Effect::Pinned => "PyTorch reads it in its own variables",
                         _ => "it is a setting of PyTorch's own allocator",
                     };
-                    complaints.push(Diagnostic {
+                    diagnostics.push(Diagnostic {
                         line: format!("{variable}: {key}:{text} has no effect here: {why}"),
                         severity: Severity::Note,
                     });
                 }
             }
-            (None, _) => complaints.push(mistake(
+            (None, _) => diagnostics.push(mistake(
                 variable,
                 self.limits,
                 format!(
                     "{key}:{} makes no sense: {key} takes {}; the default is {default}",
-                    shown(text),
+                    printable(text),
                     self.kind.allowed(),
                 ),
             )),
@@ -450,7 +455,7 @@ impl Setting {
 }
 
 impl Kind {
-    /// The value in `text`, which holds no white space.
+    /// The value of `text`, which has no white space.
     fn parse(&self, text: &str) -> Option<Value> {
         match self {
             Kind::Bool => match text {
@@ -488,7 +493,7 @@ impl Kind {
         }
     }
 
-    /// What [`Kind::parse`] takes, as the end of "takes …".
+    /// The texts that [`Kind::parse`] accepts, for "takes …".
     fn allowed(&self) -> String {
         match self {
             Kind::Bool => "True or False".into(),
@@ -532,8 +537,8 @@ impl Value {
     }
 }
 
-/// PyTorch's `roundup_power2_divisions`: into how many steps the way from one power of two to the
-/// next is divided. Sizes are rounded up to a step, so that fewer different sizes are asked for.
+/// PyTorch's `roundup_power2_divisions`: the number of equal steps between a power of two and the next. Sizes
+/// are rounded up to a step, so that fewer different sizes are allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoundUp {
     /// Binary logarithm of the divisions, by [`RoundUp::interval`]; 0 for no rounding.
@@ -543,11 +548,10 @@ pub struct RoundUp {
 impl RoundUp {
     /// Below 2 MiB, below 4 MiB, … and the last from 32 GiB up.
     const INTERVALS: usize = 16;
-    /// Steps finer than PyTorch's smallest block round nothing.
+    /// Steps smaller than PyTorch's smallest block are not rounded to.
     const SMALLEST_STEP: usize = 512;
 
-    /// `size` in bytes, rounded up; unchanged where no rounding is set. What comes back, if it
-    /// differs, is a multiple of 512.
+    /// `size` in bytes, rounded up; a multiple of 512 if it changes, and unchanged if no rounding is set.
     #[inline]
     pub fn round_up(&self, size: usize) -> usize {
         if self.divisions == [0; RoundUp::INTERVALS] {
@@ -578,8 +582,8 @@ impl RoundUp {
             result.divisions.fill(divisions.ilog2() as u8);
             return Some(result);
         };
-        // The first interval also stands for everything below it, `>` for everything above the one
-        // named before it; what is named nowhere is not rounded.
+        // The first size also stands for all smaller ones, `>` for all above the last size; others are not
+        // rounded.
         let mut last = None;
         for entry in list.strip_suffix(']')?.split(',') {
             let (size, divisions) = entry.split_once(':')?;
@@ -602,7 +606,7 @@ impl RoundUp {
     }
 }
 
-/// The pairs of `text`: parted by commas outside brackets.
+/// The items of `text`, which are separated by commas outside brackets.
 fn items(text: &str) -> impl Iterator<Item = &str> {
     let mut depth = 0_usize;
     text.split(move |c| {
@@ -616,27 +620,26 @@ fn items(text: &str) -> impl Iterator<Item = &str> {
     .filter(|item| !item.is_empty())
 }
 
-/// Digits and nothing else: `str::parse` would take a sign as well.
+/// A number of digits only: `str::parse` would accept a sign.
 fn number(text: &str) -> Option<usize> {
     text.bytes()
         .all(|byte| byte.is_ascii_digit())
         .then(|| text.parse().ok())?
 }
 
-/// What is said of sizes with a unit.
+/// The formats of sizes with a unit, for messages.
 pub const SIZES: &str = "8GiB, 8.5G (which is GiB) or 300MB (which is 300 times 10^6 bytes)";
 
-/// The bytes that a person means by `text`, more than none: a number, with a point or without, and a
-/// unit in capitals or small letters. `K`, `M`, `G` and `T` are `KiB`, `MiB`, `GiB` and `TiB`, as memory
-/// is sold and shown; `KB` to `TB` are powers of 1000, and so never more than what was meant. Without a
-/// unit it is a whole number of `bare` bytes.
-pub fn size(text: &str, bare: usize) -> Option<usize> {
-    /// More than any memory needs, and few enough for the arithmetic.
+/// Parses a size in bytes, at least 1: a number, with a decimal point or without, and a unit in upper or
+/// lower case. `K`, `M`, `G` and `T` are `KiB`, `MiB`, `GiB` and `TiB`; `KB` to `TB` are powers of 1000.
+/// Without a unit it is a whole number of `default_unit` bytes.
+pub fn size(text: &str, default_unit: usize) -> Option<usize> {
+    /// Most decimal places: few enough for 128-bit arithmetic.
     const LONGEST: usize = 18;
     let end = text.find(|c: char| c != '.' && !c.is_ascii_digit());
     let (count, unit) = text.split_at(end.unwrap_or(text.len()));
     let scale = match unit.to_ascii_lowercase().as_str() {
-        "" => bare,
+        "" => default_unit,
         "b" => 1,
         "k" | "kib" => 1 << 10,
         "m" | "mib" => 1 << 20,
@@ -649,7 +652,7 @@ pub fn size(text: &str, bare: usize) -> Option<usize> {
         _ => return None,
     };
     let (whole, part) = match count.split_once('.') {
-        // There are no parts of a byte, and none of a number that says nothing of its unit.
+        // There are no fractions of a byte, nor of a number without a unit.
         Some(_) if matches!(unit, "" | "b" | "B") => return None,
         Some((_, part)) if part.is_empty() || part.len() > LONGEST => return None,
         Some((whole, part)) => (whole, part),
@@ -663,18 +666,18 @@ pub fn size(text: &str, bare: usize) -> Option<usize> {
     usize::try_from(bytes).ok().filter(|bytes| *bytes > 0)
 }
 
-/// A person's text as part of one line of ours: nothing that moves the cursor, and not too long.
-fn shown(text: &str) -> String {
+/// The user's text for a message: escaped, and cut off if it is long.
+fn printable(text: &str) -> String {
     const LONGEST: usize = 80;
-    let mut shown: String = text
+    let mut printable: String = text
         .chars()
         .take(LONGEST)
         .flat_map(char::escape_debug)
         .collect();
     if text.chars().nth(LONGEST).is_some() {
-        shown.push('…');
+        printable.push('…');
     }
-    shown
+    printable
 }
 
 fn keys() -> String {
@@ -722,23 +725,23 @@ pub fn markdown() -> String {
     text
 }
 
-/// An environment variable, or `None` where it is not set or where the process runs with privileges
-/// that whoever set it may not have.
+/// An environment variable; `None` if it is not set, or if the process has elevated privileges, which the
+/// user who set it may not have.
 pub fn variable(name: &str) -> Option<OsString> {
     // SAFETY: getauxval only reads what the kernel handed to the process.
     let elevated = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
     std::env::var_os(name).filter(|_| !elevated)
 }
 
-/// The variable that leaves a program as it is without the library.
+/// The variable that turns the library off.
 pub const DISABLE: &str = "CONCERTINA_DISABLE";
 
-/// Whether this process is to be as it would be without the library.
+/// Whether the library is turned off in this process.
 pub fn is_disabled() -> bool {
     variable(DISABLE).is_some_and(|value| value == "1")
 }
 
-/// The same as text.
+/// [`variable`] as text.
 pub fn variable_text(name: &str) -> Option<String> {
     Some(variable(name)?.to_string_lossy().into_owned())
 }
@@ -748,7 +751,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_says_what_the_defaults_are() {
+    fn defaults_in_the_table_are_those_of_the_code() {
         let mut settings = Settings {
             chunk_size: 1,
             ..Settings::default()

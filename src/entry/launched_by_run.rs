@@ -1,8 +1,9 @@
 //! A warning for programs started by `concertina run` in which PyTorch keeps its own allocator.
 //!
-//! `concertina run` attaches to PyTorch by way of `PYTHONPATH`. Some options have Python ignore it, and a program
-//! may start another one with a `PYTHONPATH` of its own. The program that `run` became, such as
-//! `python -I train.py`, is warned at its start; processes that it starts only once they use PyTorch and the GPU.
+//! `concertina run` attaches to PyTorch by way of `PYTHONPATH`. Some options have Python ignore it, and a
+//! program may start another one with a `PYTHONPATH` of its own. The program that `run` became, such as
+//! `python -I train.py`, is warned at its start; processes that it starts only once they use PyTorch and the
+//! GPU.
 
 use super::python::{Script, source};
 use super::{panic_guard::guard, preload, torch};

@@ -3,8 +3,8 @@
 use concertina_engine::util::message;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Calls `body` and returns its result, or `default` if it panics. The host program goes on: every entry point
-/// is called through this.
+/// Calls `body` and returns its result, or `default` if it panics. The host program goes on: every entry
+/// point is called through this.
 ///
 /// Unwinding is safe: state that outlives the call is behind locks or atomics, which stay usable.
 #[inline]

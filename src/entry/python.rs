@@ -1,7 +1,7 @@
 //! Running Python code in the process's interpreter, if it has one.
 //!
-//! Nothing of Python is linked: its functions are looked up in the process. A script is scheduled as a pending
-//! call, which the interpreter makes on its main thread before that thread's next statement.
+//! Nothing of Python is linked: its functions are looked up in the process. A script is scheduled as a
+//! pending call, which the interpreter makes on its main thread before that thread's next statement.
 
 use super::panic_guard::guard;
 use concertina_engine::process::exit;
@@ -79,15 +79,16 @@ interpreter! {
 const PY_FILE_INPUT: c_int = 257;
 
 impl Interpreter {
-    /// Runs `body` with the interpreter's lock (the GIL), on any thread and in any state: a pending exception is
-    /// kept and restored, and one that `body` leaves is cleared. `None` if the interpreter is not initialised or
-    /// has been finalised. Does not return if it is finalised meanwhile: then Python ends the thread.
+    /// Runs `body` with the interpreter's lock (the GIL), on any thread and in any state: a pending exception
+    /// is kept and restored, and one that `body` leaves is cleared. `None` if the interpreter is not
+    /// initialised or has been finalised. Does not return if it is finalised meanwhile: then Python ends the
+    /// thread.
     ///
     /// # Safety
     /// The caller holds no lock for which a thread that holds the GIL may wait.
     pub unsafe fn with_gil<T>(&self, body: impl FnOnce() -> T) -> Option<T> {
-        // SAFETY: any thread may ask whether the interpreter is initialised, and once it is, acquire its lock,
-        // which is released again; an exception is fetched and restored under it.
+        // SAFETY: any thread may ask whether the interpreter is initialised, and once it is, acquire its
+        // lock, which is released again; an exception is fetched and restored under it.
         unsafe {
             if (self.Py_IsInitialized)() == 0 {
                 return None;
@@ -153,9 +154,9 @@ extern "C" fn write_statistics() {
 }
 
 impl Script {
-    /// `name` stands for the file in a traceback, `failure` is printed if the script raises. `functions` lists the
-    /// addresses of C functions by name, which the script finds in its dictionary `functions` and calls by
-    /// `ctypes`.
+    /// `name` stands for the file in a traceback, `failure` is printed if the script raises. `functions`
+    /// lists the addresses of C functions by name, which the script finds in its dictionary `functions` and
+    /// calls by `ctypes`.
     pub const fn new(
         name: &'static CStr,
         text: &'static CStr,
@@ -172,8 +173,8 @@ impl Script {
         }
     }
 
-    /// Has the interpreter run the script soon, once; does nothing in a process without one. Any thread may call
-    /// it.
+    /// Has the interpreter run the script soon, once; does nothing in a process without one. Any thread may
+    /// call it.
     pub fn schedule(&'static self) {
         if self.scheduled.load(Ordering::Relaxed) {
             return;

@@ -15,8 +15,8 @@ use std::os::unix::ffi::OsStrExt;
 #[unsafe(link_section = ".init_array")]
 static LOAD: unsafe extern "C" fn(c_int, *const *const c_char) = load;
 
-/// Runs after all functions registered with `atexit` and all static destructors, in which the last tensors may be
-/// freed.
+/// Runs after all functions registered with `atexit` and all static destructors, in which the last tensors
+/// may be freed.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static UNLOAD: extern "C" fn() = write_statistics;
@@ -52,8 +52,8 @@ fn attachment() -> &'static str {
     }
 }
 
-/// Prints mistakes in the environment now, rather than when the GPU is first used. A preloaded program whose limit
-/// is a mistake does not start: without a limit it might take memory that others need.
+/// Prints mistakes in the environment now, rather than when the GPU is first used. A preloaded program whose
+/// limit is a mistake does not start: without a limit it might take memory that others need.
 fn check_environment() {
     let is_set = |name: &&str| settings::variable(name).is_some();
     let has_settings = settings::VARIABLES.iter().any(is_set);
@@ -73,8 +73,8 @@ fn check_environment() {
     }
 }
 
-/// Whether the parent process has the same libraries preloaded: then this one is a helper of the program that the
-/// user started, from which no statistics are expected.
+/// Whether the parent process has the same libraries preloaded: then this one is a helper of the program that
+/// the user started, from which no statistics are expected.
 fn is_parent_preloaded() -> bool {
     const VARIABLE: &str = "LD_PRELOAD";
     let Some(own) = settings::variable(VARIABLE) else {
@@ -94,8 +94,8 @@ fn on_first_call() {
     schedule_scripts();
 }
 
-/// Has the interpreter, if the process has one, run the scripts that wrap `os._exit` and attach to PyTorch. May be
-/// called again, from any thread.
+/// Has the interpreter, if the process has one, run the scripts that wrap `os._exit` and attach to PyTorch.
+/// May be called again, from any thread.
 fn schedule_scripts() {
     python::schedule_exit_hook();
     torch::ATTACH.schedule();

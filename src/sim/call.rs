@@ -1,14 +1,14 @@
-//! What all driver functions have in common: the machine they mean, the count of their uses, the
-//! failures asked for, and that no panic leaves them.
+//! What all driver functions share: they find the thread's machine, count the call, fail on demand, and let
+//! no panic out.
 
 use crate::failure::Function;
 use crate::machine::Machine;
 use crate::run::{Session, in_host_function};
-use crate::state::Answer;
+use crate::state::DriverResult;
 use cudarc::driver::sys::CUresult;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Functions that work before `cuInit`.
+/// Whether a function fails before `cuInit`.
 fn needs_init(function: Function) -> bool {
     use Function::{cuDriverGetVersion, cuGetErrorName, cuGetErrorString, cuInit};
     !matches!(
@@ -17,8 +17,8 @@ fn needs_init(function: Function) -> bool {
     )
 }
 
-/// Runs the body of a driver function on the current thread's machine; the answer as a number.
-pub(crate) fn call(function: Function, body: impl FnOnce(&mut Session<'_>) -> Answer) -> u32 {
+/// Runs the body of a driver function on the current thread's machine and returns its status as a number.
+pub(crate) fn call(function: Function, body: impl FnOnce(&mut Session<'_>) -> DriverResult) -> u32 {
     let machine = Machine::current();
     let guarded = || {
         let mut session = machine.session();
@@ -36,7 +36,7 @@ pub(crate) fn call(function: Function, body: impl FnOnce(&mut Session<'_>) -> An
                 return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
             }
         }
-        session.wander();
+        session.advance_randomly();
         body(&mut session)
     };
     let answer = catch_unwind(AssertUnwindSafe(guarded)).unwrap_or_else(|_| {
@@ -51,8 +51,8 @@ pub(crate) fn call(function: Function, body: impl FnOnce(&mut Session<'_>) -> An
 /// Writes an output of a driver function.
 ///
 /// # Safety
-/// As the driver asks of its callers: null, or a place that may be written.
-pub(crate) unsafe fn give<T>(to: *mut T, value: T) -> Answer {
+/// As the driver requires: `to` is null or may be written.
+pub(crate) unsafe fn write_output<T>(to: *mut T, value: T) -> DriverResult {
     if to.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -61,8 +61,8 @@ pub(crate) unsafe fn give<T>(to: *mut T, value: T) -> Answer {
     Ok(())
 }
 
-/// Refuses a null output before anything is done for it.
-pub(crate) fn wanted<T>(to: *mut T) -> Answer {
+/// Refuses a null output, before the call has an effect.
+pub(crate) fn check_output<T>(to: *mut T) -> DriverResult {
     if to.is_null() {
         Err(CUresult::CUDA_ERROR_INVALID_VALUE)
     } else {

@@ -1,7 +1,6 @@
-//! Vector clocks: what is known to come before.
+//! Vector clocks: which work of each stream is known to come before a point.
 
-/// For each stream slot, how much of that stream's work comes before this point. Slots that were
-/// never heard of count as zero.
+/// For each stream slot, the sequence number of its last work that comes before this point; 0 if none does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Clock(Vec<u64>);
 
@@ -18,7 +17,7 @@ impl Clock {
         self.0[slot] = sequence;
     }
 
-    /// Learns all that the other knows; says whether anything was new.
+    /// Takes the maximum of both for each slot; whether that changed anything.
     pub fn join(&mut self, other: &Clock) -> bool {
         if self.0.len() < other.0.len() {
             self.0.resize(other.0.len(), 0);
@@ -33,7 +32,7 @@ impl Clock {
         changed
     }
 
-    /// Becomes a copy of the other, in the memory it already has.
+    /// Becomes a copy of the other, without a new allocation if possible.
     pub fn copy(&mut self, other: &Clock) {
         self.0.clone_from(&other.0);
     }

@@ -1,6 +1,6 @@
-//! What a machine is made of: fixed when it is made, the same for all its devices.
+//! The configuration of a machine: fixed when it is created, the same for all its devices.
 
-/// The make of a [`Machine`](crate::Machine).
+/// The configuration of a [`Machine`](crate::Machine).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// How many devices `cuDeviceGetCount` finds; at most 64.
@@ -13,20 +13,20 @@ pub struct Config {
     /// Minimum and recommended granularity of the virtual memory calls; a power of two of at least
     /// a page.
     pub granularity: u64,
-    /// Whether the virtual memory calls work; without, they answer `CUDA_ERROR_NOT_SUPPORTED`.
+    /// Whether the virtual memory calls work; otherwise they return `CUDA_ERROR_NOT_SUPPORTED`.
     pub virtual_memory: bool,
     /// Whether each device can reach the others' memory.
     pub peers: bool,
-    /// Though they say so, none gets access to memory of another that is mapped, as where the system does
-    /// not let them.
+    /// Mapping another device's memory fails although `peers` is reported, as where the system does not allow
+    /// it.
     pub peers_refuse: bool,
     /// Real mappings: device addresses can be used by host code and aliases show the same bytes.
     /// Otherwise addresses are only numbers, mapping is a table, and memory is backed when touched.
     pub host_pointers: bool,
-    /// Memory that a device takes and keeps for the sake of kernels when the first one is launched, as for
-    /// what is local to their threads.
+    /// Bytes that a device allocates when the first kernel is launched and keeps, as for the threads' local
+    /// memory.
     pub kernels: u64,
-    /// Whether order, ownership and unmapping are checked. Off saves the bookkeeping.
+    /// Whether order, ownership and unmapping are checked. Off saves time.
     pub checks: bool,
 }
 

@@ -1,7 +1,7 @@
-//! The contexts that are current on a thread, per machine, and the thread's own number.
+//! A thread's state: its stack of current contexts for each machine, its capture mode, its number.
 //!
-//! Nothing here has a destructor: driver calls made by destructors of a thread's variables must
-//! still find what was current, as they do with the real driver.
+//! Nothing here has a destructor: driver calls made by destructors of thread-locals still find the current
+//! context, as they do with the real driver.
 
 use std::cell::{Cell, RefCell};
 use std::mem::ManuallyDrop;
@@ -19,7 +19,7 @@ thread_local! {
 }
 
 thread_local! {
-    /// What calls this thread allows itself while a stream captures; global at first.
+    /// `CUstreamCaptureMode`; global (0) at first.
     static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -33,13 +33,13 @@ pub(crate) fn capture_mode() -> u32 {
     CAPTURE_MODE.with(Cell::get)
 }
 
-/// A number of this thread's own.
+/// This thread's number, unique in the process.
 pub(crate) fn thread() -> u64 {
     THREAD.with(|number| *number)
 }
 
-/// Contexts by number: the primary one of each device has the device's number, and those that a
-/// program made have the device's number and a multiple of this.
+/// Contexts have numbers: a primary context its device's number, one that a program created its device's
+/// number plus a multiple of this.
 pub(crate) const DEVICES: usize = 64;
 
 /// The number of the context that is current on this thread.

@@ -1,4 +1,4 @@
-//! Events: a place in a stream's order, and all that comes before it.
+//! Events: a position in a stream, and the work that comes before it.
 
 use crate::clock::Clock;
 use crate::graph::Place;
@@ -7,16 +7,16 @@ use crate::graph::Place;
 #[derive(Debug, Default)]
 pub(crate) struct Event {
     pub device: usize,
-    /// Made for other processes too.
+    /// Created for other processes, too.
     pub interprocess: bool,
-    /// Made with timing.
+    /// Created with timing.
     pub timed: bool,
-    /// The stream slot and place of the latest record.
+    /// The stream slot and sequence number of the latest record.
     pub recorded: Option<(u32, u64)>,
-    /// The latest record was within a capture, here.
+    /// Where the latest record is in a capture, if it was captured.
     pub captured: Option<Place>,
-    /// How many pieces of work the machine had been given by then.
+    /// The number of items that the machine had enqueued by then.
     pub ordinal: u64,
-    /// What comes before that record.
+    /// The work that comes before that record.
     pub clock: Clock,
 }

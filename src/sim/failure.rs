@@ -1,4 +1,4 @@
-//! Which driver functions there are, how often each was used, and which uses are to fail.
+//! The list of driver functions, how often each was called, and which calls are to fail.
 
 use cudarc::driver::sys::CUresult;
 
@@ -9,7 +9,7 @@ macro_rules! functions {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Function { $($name),* }
 
-        /// The names of all driver functions that there are.
+        /// The names of all functions of the simulated driver.
         pub const FUNCTIONS: &[&str] = &[$(stringify!($name)),*];
     };
 }
@@ -60,7 +60,7 @@ impl Function {
     }
 }
 
-/// The index of a function; names come from tests, so an unknown one is a mistake there.
+/// The index of a function. Panics if there is none: names come from tests.
 fn index(name: &str) -> usize {
     FUNCTIONS
         .iter()
@@ -68,11 +68,11 @@ fn index(name: &str) -> usize {
         .unwrap_or_else(|| panic!("the simulated driver has no function {name}"))
 }
 
-/// Counts of uses, and failures to come.
+/// Counts of calls, and planned failures.
 #[derive(Debug)]
 pub(crate) struct Failures {
     calls: [u64; FUNCTIONS.len()],
-    /// The use, counted from the machine's beginning, that fails; none means every use.
+    /// Function, the number of the call that fails (or every call), status.
     planned: Vec<(usize, Option<u64>, CUresult)>,
 }
 
@@ -86,7 +86,7 @@ impl Default for Failures {
 }
 
 impl Failures {
-    /// Counts a use; answers with the status it is to fail with. One comparison when none is
+    /// Counts a call and returns the status that it is to fail with, if any. One comparison if no failure is
     /// planned.
     pub fn count(&mut self, function: Function) -> Option<CUresult> {
         let index = function as usize;

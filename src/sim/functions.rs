@@ -8,8 +8,8 @@ macro_rules! simulated {
     };
 }
 
-/// The simulated GPU as a table of driver functions. They act on the [`Machine`](crate::Machine) that is bound
-/// to the calling thread.
+/// The simulated GPU as a table of driver functions. They act on the [`Machine`](crate::Machine) that is
+/// bound to the calling thread.
 pub fn functions() -> Functions {
     driver_functions!(simulated)
 }

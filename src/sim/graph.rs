@@ -1,4 +1,4 @@
-//! Graphs: work recorded while streams capture, to be enqueued again as a whole.
+//! Graphs: work recorded while streams capture, to be launched as a whole.
 
 use crate::work::Work;
 

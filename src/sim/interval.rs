@@ -1,5 +1,4 @@
-//! Values over ranges of numbers, stored as runs: a block of a gigabyte costs what one of a
-//! kilobyte does.
+//! A map from ranges of numbers to values: a range of a gigabyte costs as much as one of a kilobyte.
 
 use std::collections::BTreeMap;
 
@@ -44,7 +43,7 @@ impl<V: Clone> Intervals<V> {
         (reached < to).then_some(reached)
     }
 
-    /// Gives the whole range one value, over whatever was there.
+    /// Sets the whole range to one value, replacing what was there.
     pub fn set(&mut self, from: u64, to: u64, value: V) {
         if let Some(run) = self.runs.get_mut(&from)
             && run.0 == to
@@ -58,7 +57,7 @@ impl<V: Clone> Intervals<V> {
         }
     }
 
-    /// Leaves the range empty.
+    /// Removes all values within the range.
     pub fn remove(&mut self, from: u64, to: u64) {
         self.split(from);
         self.split(to);

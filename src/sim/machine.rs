@@ -1,4 +1,4 @@
-//! The handle by which tests hold a machine, and which machine a thread's driver calls mean.
+//! Machines as tests use them, and the machine that a thread's driver calls act on.
 
 use crate::config::Config;
 use crate::pace::Pace;
@@ -109,8 +109,8 @@ impl Machine {
         };
         let stepped = session.step(slot);
         let device = session.state.streams.get(slot).device;
-        let gatherer = session.state.streams.gatherer(device);
-        while session.step(gatherer) {}
+        let joining_stream = session.state.streams.joining_stream(device);
+        while session.step(joining_stream) {}
         stepped
     }
 

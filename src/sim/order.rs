@@ -1,7 +1,7 @@
-//! Enqueueing: what comes before what, and the checks that need no execution.
+//! Enqueueing: the order of work, and the checks that follow from it.
 //!
-//! Order follows CUDA's rules only, never the order in which the simulation happens to run things,
-//! so a missing dependency is found on every run.
+//! The order follows from CUDA's rules only, never from the order in which the simulation happens to execute
+//! work, so a missing dependency is found on every run.
 
 use crate::memory::Piece;
 use crate::shadow::Touch;

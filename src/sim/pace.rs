@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-/// How late a machine runs its work. Work that something must wait for always runs.
+/// How late a machine executes queued work. Work that a call waits for is always executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
     /// Executes when it is enqueued.
     Immediate,
-    /// Nothing executes until something waits for it, or a test says so.
+    /// Nothing executes until a call waits for it, or a test steps it.
     Held,
     /// At each driver call some streams advance by some steps, pseudo-randomly from this seed.
     Random(u64),
@@ -15,7 +15,7 @@ pub enum Pace {
     Late(u64),
 }
 
-/// The pace and what it has to remember.
+/// The pace and its state.
 #[derive(Debug)]
 pub(crate) struct Pacer {
     pub pace: Pace,

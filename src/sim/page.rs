@@ -1,11 +1,11 @@
-//! Address ranges and files from the operating system; the only system calls of the crate.
+//! Memory mappings and files: the crate's only system calls.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// The size host mappings come in.
+/// The size of a host page.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Flags of address space that holds nothing and costs nothing.
+/// Flags of address space without memory.
 const NOTHING: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 
 fn map(wanted: u64, size: u64, protection: i32, flags: i32, file: i32, offset: u64) -> Option<u64> {
@@ -34,7 +34,7 @@ pub(crate) fn reserve(size: u64, alignment: u64, wanted: u64) -> Option<u64> {
             Some(address) if address == wanted => return Some(address),
             // A kernel that does not know the flag takes the address for a hint.
             // SAFETY: the range came from mmap a moment ago.
-            Some(other) => unsafe { give_back(other, size) },
+            Some(other) => unsafe { unmap(other, size) },
             None => (),
         }
     }
@@ -46,8 +46,8 @@ pub(crate) fn reserve(size: u64, alignment: u64, wanted: u64) -> Option<u64> {
     let aligned = start.next_multiple_of(alignment);
     // SAFETY: both ends belong to the range just mapped and nobody has seen them.
     unsafe {
-        give_back(start, aligned - start);
-        give_back(aligned + size, start + whole - (aligned + size));
+        unmap(start, aligned - start);
+        unmap(aligned + size, start + whole - (aligned + size));
     }
     Some(aligned)
 }
@@ -57,22 +57,22 @@ pub(crate) fn memory(size: u64) -> Option<u64> {
     map(0, size, libc::PROT_READ | libc::PROT_WRITE, NOTHING, -1, 0)
 }
 
-/// Ends a range from [`reserve`] or [`memory`].
+/// Unmaps a range from [`reserve`] or [`memory`].
 ///
 /// # Safety
 /// The range is the caller's, and nothing uses it any more.
-pub(crate) unsafe fn give_back(address: u64, size: u64) {
+pub(crate) unsafe fn unmap(address: u64, size: u64) {
     if size > 0 {
         // SAFETY: the caller's promise.
         unsafe { libc::munmap(address as *mut libc::c_void, size as usize) };
     }
 }
 
-/// Puts nothing at a range: it stays reserved and can't be touched.
+/// Unmaps what is at a range, which stays reserved and inaccessible.
 ///
 /// # Safety
 /// The range lies in a reservation of the caller, and no reference into it lives.
-pub(crate) unsafe fn hide(address: u64, size: u64) -> bool {
+pub(crate) unsafe fn clear(address: u64, size: u64) -> bool {
     map(
         address,
         size,
@@ -122,7 +122,7 @@ impl File {
         Some(File { file, end: 0 })
     }
 
-    /// A fresh stretch. Offsets are never used twice: a sparse file has room for all of them.
+    /// A new part of the file, at its end. Offsets are never reused: the file is sparse.
     pub fn extend(&mut self, size: u64) -> Option<u64> {
         let start = self.end;
         let end = start.checked_add(size)?;
@@ -153,25 +153,25 @@ impl File {
         self.end
     }
 
-    /// So much of it from its start as memory, the same for all who have it.
+    /// Maps its first `size` bytes, shared with other processes.
     pub fn memory(&self, size: u64) -> Option<u64> {
         let open = libc::PROT_READ | libc::PROT_WRITE;
         map(0, size, open, libc::MAP_SHARED, self.number(), 0)
     }
 
-    /// Gives the memory of a stretch back to the system.
-    pub fn punch(&self, offset: u64, size: u64) {
+    /// Returns the memory of a part to the system.
+    pub fn discard(&self, offset: u64, size: u64) {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let (offset, size) = (offset as libc::off_t, size as libc::off_t);
         // SAFETY: our own file; a failure only keeps host memory busy.
         unsafe { libc::fallocate(self.file.as_raw_fd(), mode, offset, size) };
     }
 
-    /// Shows a stretch at a range, inaccessible until [`protect`] opens it.
+    /// Maps a part at a range, inaccessible until [`protect`] opens it.
     ///
     /// # Safety
     /// The range lies in a reservation of the caller.
-    pub unsafe fn show(&self, address: u64, size: u64, offset: u64) -> bool {
+    pub unsafe fn map_at(&self, address: u64, size: u64, offset: u64) -> bool {
         let flags = libc::MAP_SHARED | libc::MAP_FIXED;
         map(
             address,

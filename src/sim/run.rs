@@ -1,11 +1,11 @@
-//! Executing queued work: who runs next, and what it takes to have a piece of work done.
+//! Executing queued work.
 
 use crate::clock::Clock;
 use crate::context;
 use crate::graph::Node;
 use crate::machine::Inner;
 use crate::pace::Pace;
-use crate::state::{Answer, State};
+use crate::state::{DriverResult, State};
 use crate::stream::{Kind, PER_THREAD};
 use crate::work::{Fault, Work};
 use cudarc::driver::sys::CUresult;
@@ -14,7 +14,7 @@ use std::cell::Cell;
 use std::ffi::c_void;
 
 thread_local! {
-    /// Whether this thread is inside a function of `cuLaunchHostFunc`.
+    /// Whether this thread is in a function of `cuLaunchHostFunc`.
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -22,8 +22,8 @@ pub(crate) fn in_host_function() -> bool {
     IN_HOST_FUNCTION.get()
 }
 
-/// A machine that this thread has locked. The lock is let go only while a host function runs and
-/// while waiting for one that another thread runs.
+/// A machine that this thread has locked. The lock is released only while a host function runs and while
+/// waiting for one that another thread runs.
 pub(crate) struct Session<'a> {
     inner: &'a Inner,
     pub state: MutexGuard<'a, State>,
@@ -37,8 +37,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Enqueues work and lets the pace decide about it.
-    /// A stream that captures records it instead.
+    /// Enqueues work and executes it if the pace says so. A stream that captures records it instead.
     pub fn enqueue(&mut self, slot: u32, work: Work, wait: Option<(u32, u64)>) {
         if self.state.record(slot, &work) {
             return;
@@ -47,7 +46,7 @@ impl<'a> Session<'a> {
         self.advance(slot, sequence);
     }
 
-    /// Lets the pace decide about work that was submitted just now.
+    /// Executes work that was submitted just now if the pace says so.
     pub fn advance(&mut self, slot: u32, sequence: u64) {
         match self.state.pacer.pace {
             Pace::Immediate => self.finish(slot, sequence),
@@ -56,8 +55,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Enqueues a graph's nodes, each after those that it comes after. What the graph puts into no order
-    /// is on streams of nobody's, which run in any.
+    /// Enqueues a graph's nodes, each after its dependencies. Nodes that are not ordered go to internal
+    /// streams, so that they may execute in any order.
     pub fn launch(&mut self, slot: u32, nodes: &[Node]) {
         if self.state.record_graph(slot, nodes) {
             return;
@@ -186,7 +185,7 @@ impl<'a> Session<'a> {
     }
 
     /// Waits as a synchronise of the device does: all its work is done, and the host knows.
-    pub fn synchronise_device(&mut self, device: usize) -> Answer {
+    pub fn synchronise_device(&mut self, device: usize) -> DriverResult {
         // Taken first: while a host function runs, other threads may enqueue more.
         let mut known = Clock::default();
         let state = &mut *self.state;
@@ -198,12 +197,12 @@ impl<'a> Session<'a> {
             }
         }
         self.finish_all(Some(device));
-        self.state.host_learns(&known);
-        self.state.healthy(device)
+        self.state.host_observes(&known);
+        self.state.check_not_faulted(device)
     }
 
     /// Waits as a synchronise of the stream does.
-    pub fn synchronise_stream(&mut self, slot: u32) -> Answer {
+    pub fn synchronise_stream(&mut self, slot: u32) -> DriverResult {
         if self.state.streams.get(slot).kind == Kind::Legacy {
             // An action of the legacy stream: it waits for the blocking streams first.
             let mark = self.state.submit(slot, Work::Mark, None);
@@ -215,16 +214,16 @@ impl<'a> Session<'a> {
         };
         let known = self.state.streams.get(slot).clock.clone();
         self.finish(slot, sequence);
-        self.state.host_learns(&known);
-        self.state.healthy(device)
+        self.state.host_observes(&known);
+        self.state.check_not_faulted(device)
     }
 
     /// Whether a stream has nothing left to do; if so the host knows it.
-    pub fn query_stream(&mut self, slot: u32) -> Answer {
+    pub fn query_stream(&mut self, slot: u32) -> DriverResult {
         let streams = &self.state.streams;
         let stream = streams.get(slot);
         let (device, kind) = (stream.device, stream.kind);
-        self.state.healthy(device)?;
+        self.state.check_not_faulted(device)?;
         let busy = |slot: &u32| {
             let other = streams.get(*slot);
             other.device == device && other.kind != Kind::NonBlocking
@@ -247,7 +246,7 @@ impl<'a> Session<'a> {
     }
 
     /// Under [`Pace::Random`], lets some streams advance by some steps.
-    pub fn wander(&mut self) {
+    pub fn advance_randomly(&mut self) {
         if !matches!(self.state.pacer.pace, Pace::Random(_)) {
             return;
         }

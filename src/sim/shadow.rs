@@ -1,15 +1,15 @@
-//! Who touched a chunk last: the memory of the race detector.
+//! The race detector's record of the last accesses to each chunk.
 //!
-//! As in other such detectors, a write must come after everything before it, a read after the last
-//! write; two reads race with nothing. Kept per granule of 512 bytes, as runs.
+//! A write must be ordered after all earlier accesses, a read after the last write; two reads do not race.
+//! Accesses are recorded by granules of 512 bytes, as ranges.
 
 use crate::clock::Clock;
 use crate::interval::Intervals;
 
-/// Blocks are told apart at this size, the smallest that the driver's own allocations come in.
+/// The granularity of the record: the smallest allocation of the driver.
 pub(crate) const GRANULE: u64 = 512;
 
-/// One access: the stream slot, and its place in that stream's order.
+/// One access: the stream slot, and the sequence number of its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Touch {
     pub slot: u32,
@@ -17,7 +17,7 @@ pub(crate) struct Touch {
 }
 
 impl Touch {
-    /// Whether this access comes before whatever knows `clock` on `slot`.
+    /// Whether this access is ordered before work on `slot` with this `clock`.
     pub fn before(self, slot: u32, clock: &Clock) -> bool {
         self.slot == slot || clock.get(self.slot) >= self.sequence
     }
@@ -43,8 +43,8 @@ struct History {
 pub(crate) struct Shadow(Intervals<History>);
 
 impl Shadow {
-    /// Notes an access to the bytes `[from, to)` and answers with the first race found. The new
-    /// access replaces what it raced with, so that one mistake is reported once.
+    /// Records an access to the bytes `[from, to)` and returns the first race found. The new access replaces
+    /// the one that it races with, so that one mistake is reported once.
     pub fn touch(
         &mut self,
         (from, to): (u64, u64),

@@ -1,7 +1,6 @@
-//! A vector whose freed places are used again, newest first, and whose handles tell a place's
-//! present content from its former ones.
+//! A slab: values by index, with reuse of freed indices, newest first.
 
-/// Values by index. Handles carry the place's generation, so that one kept too long is recognised.
+/// Values by index. A handle holds the generation of its index, so that a stale handle is recognised.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     places: Vec<Place<T>>,

@@ -1,4 +1,4 @@
-//! The state of one machine, under its one lock, and what every call asks of it.
+//! The state of one machine, which one lock protects, and the checks that driver functions share.
 
 use crate::clock::Clock;
 use crate::config::Config;
@@ -14,8 +14,8 @@ use crate::work::Work;
 use cudarc::driver::sys::{CUevent, CUresult, CUstream};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Success, or the status that the driver function answers with.
-pub(crate) type Answer<T = ()> = Result<T, CUresult>;
+/// The result of a driver function: success, or the status that it returns.
+pub(crate) type DriverResult<T = ()> = Result<T, CUresult>;
 
 /// Violations beyond these are only counted: one mistake in a loop should not fill the memory.
 const KEPT_VIOLATIONS: usize = 1000;
@@ -127,7 +127,7 @@ impl State {
     }
 
     /// The host learns that all of `clock` is complete.
-    pub fn host_learns(&mut self, clock: &Clock) {
+    pub fn host_observes(&mut self, clock: &Clock) {
         if self.config.checks && self.host.join(clock) {
             self.host_version += 1;
         }
@@ -136,16 +136,16 @@ impl State {
     // What calls require.
 
     /// The device of the calling thread's context.
-    pub fn device(&self) -> Answer<usize> {
+    pub fn device(&self) -> DriverResult<usize> {
         let number = context::current(self.machine).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
-        match self.lives(number) {
+        match self.context_exists(number) {
             true => Ok(number % context::DEVICES),
             false => Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED),
         }
     }
 
     /// Whether there is a context of this number.
-    pub fn lives(&self, number: usize) -> bool {
+    pub fn context_exists(&self, number: usize) -> bool {
         match self.devices.get(number) {
             Some(device) if number < context::DEVICES => device.retained > 0,
             _ => self.made.contains(&number),
@@ -158,12 +158,12 @@ impl State {
     }
 
     /// That the device has not faulted.
-    pub fn healthy(&self, device: usize) -> Answer {
+    pub fn check_not_faulted(&self, device: usize) -> DriverResult {
         self.devices[device].fault.map_or(Ok(()), Err)
     }
 
     /// That no capture forbids the call to this thread: it would break the capture, and does.
-    pub fn outside_capture(&mut self, function: &str) -> Answer {
+    pub fn outside_capture(&mut self, function: &str) -> DriverResult {
         if self.capturing == 0 {
             return Ok(());
         }
@@ -183,7 +183,7 @@ impl State {
 
     /// That no stream captures: an event on a whole context breaks every capture, in whatever mode, and so
     /// does a wait for one (H100 and H200, driver 580).
-    pub fn without_capture(&mut self, function: &str) -> Answer {
+    pub fn without_capture(&mut self, function: &str) -> DriverResult {
         if self.capturing == 0 {
             return Ok(());
         }
@@ -194,7 +194,7 @@ impl State {
     }
 
     /// That a stream does not capture: waiting for it would wait for ever.
-    pub fn not_captured(&mut self, function: &str, slot: u32) -> Answer {
+    pub fn not_captured(&mut self, function: &str, slot: u32) -> DriverResult {
         let stream = self.streams.get(slot);
         if !stream.capturing && stream.capture.is_none() {
             return Ok(());
@@ -207,14 +207,14 @@ impl State {
         self.capture_broken(function)
     }
 
-    fn capture_broken(&mut self, function: &str) -> Answer {
+    fn capture_broken(&mut self, function: &str) -> DriverResult {
         self.violation(format!("{function} called during a capture"));
         Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     }
 
-    /// That work on the stream is not ordered with a capture against its will: the legacy stream with one of a
-    /// stream that synchronizes with it. That breaks the capture.
-    pub fn not_implicitly_captured(&mut self, function: &str, slot: u32) -> Answer {
+    /// That work on the stream is not ordered with a capture against its will: the legacy stream with one of
+    /// a stream that synchronizes with it. That breaks the capture.
+    pub fn not_implicitly_captured(&mut self, function: &str, slot: u32) -> DriverResult {
         if !self.implicitly_captured(slot) {
             return Ok(());
         }
@@ -331,7 +331,7 @@ impl State {
     }
 
     /// That the machine has the virtual memory calls.
-    pub fn has_virtual_memory(&self) -> Answer {
+    pub fn has_virtual_memory(&self) -> DriverResult {
         match self.config.virtual_memory {
             true => Ok(()),
             false => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
@@ -339,7 +339,7 @@ impl State {
     }
 
     /// The slot a stream handle means on this thread. Created streams need no current context.
-    pub fn stream(&mut self, function: &str, handle: CUstream) -> Answer<u32> {
+    pub fn stream(&mut self, function: &str, handle: CUstream) -> DriverResult<u32> {
         match handle as u64 {
             0 | LEGACY => {
                 let device = self.device()?;
@@ -359,14 +359,14 @@ impl State {
 
     /// The same where work of the stream's device has not failed: the driver then answers nothing about
     /// its streams (H100, driver 580).
-    pub fn healthy_stream(&mut self, function: &str, handle: CUstream) -> Answer<u32> {
+    pub fn healthy_stream(&mut self, function: &str, handle: CUstream) -> DriverResult<u32> {
         let slot = self.stream(function, handle)?;
-        self.healthy(self.streams.get(slot).device)?;
+        self.check_not_faulted(self.streams.get(slot).device)?;
         Ok(slot)
     }
 
     /// The event a handle means.
-    pub fn event(&mut self, function: &str, handle: CUevent) -> Answer<u32> {
+    pub fn event(&mut self, function: &str, handle: CUevent) -> DriverResult<u32> {
         self.events.index(handle as u64).ok_or_else(|| {
             let (handle, stale) = (
                 handle as u64,
@@ -378,7 +378,7 @@ impl State {
     }
 
     /// The chunk a memory handle means.
-    pub fn chunk(&mut self, function: &str, handle: u64) -> Answer<u32> {
+    pub fn chunk(&mut self, function: &str, handle: u64) -> DriverResult<u32> {
         self.memory.chunk_of(handle).ok_or_else(|| {
             let stale = "of memory that was released or never created";
             self.violation(format!("{function} with handle {handle:#x} {stale}"));

@@ -1,8 +1,8 @@
-//! Streams: queues of work, and the handles that name them for a while.
+//! Streams: queues of work, and their handles.
 //!
-//! A stream's place is its *slot*. Handles are given out again at once after a destroy; a slot only
-//! once all its work is done and known to the host, and its sequence numbers go on counting, so
-//! that "slot, sequence" means one piece of work for ever.
+//! A stream has a *slot*. A handle is reused at once after the stream is destroyed; a slot only once all its
+//! work is done and the host knows it, and its sequence numbers go on counting, so that a slot and a sequence
+//! number always name one piece of work.
 
 use crate::clock::Clock;
 use crate::work::Work;
@@ -100,7 +100,7 @@ pub(crate) struct Streams {
     handles: Vec<Option<u32>>,
     free_handles: Vec<u32>,
     per_thread: HashMap<(u64, usize), u32>,
-    /// By device: the stream that gathers the ends of all others for `cuCtxRecordEvent`.
+    /// By device: the internal stream that joins all others for `cuCtxRecordEvent`.
     gatherers: HashMap<usize, u32>,
     /// Destroyed streams whose slots may still matter, and slots that don't.
     retiring: VecDeque<u32>,
@@ -149,8 +149,8 @@ impl Streams {
         slot
     }
 
-    /// A device's gathering stream, which no handle names.
-    pub fn gatherer(&mut self, device: usize) -> u32 {
+    /// A device's joining stream, which has no handle.
+    pub fn joining_stream(&mut self, device: usize) -> u32 {
         if let Some(slot) = self.gatherers.get(&device) {
             return *slot;
         }
@@ -159,11 +159,11 @@ impl Streams {
         slot
     }
 
-    /// Every stream of a device but the gathering one, destroyed ones included.
+    /// Every stream of a device but the joining one, destroyed ones included.
     pub fn of_device(&self, device: usize) -> Vec<u32> {
-        let gatherer = self.gatherers.get(&device).copied();
+        let joining_stream = self.gatherers.get(&device).copied();
         (0..self.slots.len() as u32)
-            .filter(|slot| self.get(*slot).device == device && Some(*slot) != gatherer)
+            .filter(|slot| self.get(*slot).device == device && Some(*slot) != joining_stream)
             .collect()
     }
 

@@ -1,4 +1,4 @@
-//! One item of a stream's queue, and what executing it does to memory.
+//! Pieces of work in a stream's queue, and executing them.
 
 use crate::memory::{Memory, Span};
 use std::ffi::c_void;
@@ -6,7 +6,7 @@ use std::ffi::c_void;
 /// A range of device memory: address and bytes.
 pub(crate) type Range = (u64, u64);
 
-/// What an item does. Host addresses are numbers: whoever enqueued promised that they stay good.
+/// A piece of work. Host addresses are plain numbers: the caller that enqueued it keeps them valid.
 #[derive(Clone, Debug)]
 pub(crate) enum Work {
     /// So many words of `width` bytes (1, 2 or 4), the low ones of `value`.

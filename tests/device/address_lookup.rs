@@ -31,32 +31,32 @@ fn address_lookup_finds_the_allocated_block() {
     bench.finish();
 }
 
-/// A captured graph goes on using what was freed while it was captured.
+/// A captured graph goes on using blocks that were freed during its capture.
 #[test]
 fn address_lookup_in_a_private_pool_finds_its_contiguous_memory() {
     let bench = Bench::new(Settings::default());
     let (device, stream) = (bench.device(), bench.gpu.stream());
-    let (freed, kept) = with_pool(&bench, (1, 0), || {
+    let (freed, live) = with_pool(&bench, (1, 0), || {
         let freed = bench.allocate(9 * MIB, stream);
-        let kept = bench.allocate(30 * MIB, stream);
+        let live = bench.allocate(30 * MIB, stream);
         bench.free(freed);
-        (freed, kept)
+        (freed, live)
     });
-    let whole = device.allocation(kept).expect("an allocation");
+    let whole = device.allocation(live).expect("an allocation");
     assert!(whole.private && !whole.plain);
     let (start, end) = (whole.found.start, whole.found.start + whole.found.size);
-    for address in [freed, freed + 9 * MIB - 1, kept + 7, kept + 30 * MIB - 1] {
+    for address in [freed, freed + 9 * MIB - 1, live + 7, live + 30 * MIB - 1] {
         assert!((start..end).contains(&address));
         assert_eq!(device.allocation(address), Some(whole));
     }
-    assert_eq!(device.base_of(kept), Some((start, end - start)));
+    assert_eq!(device.base_of(live), Some((start, end - start)));
     assert_eq!(device.base_of(freed), None);
-    // Others find it at the same place, from wherever it is asked for.
-    for address in [freed, kept + MIB] {
+    // IPC shares the same range for any address in it.
+    for address in [freed, live + MIB] {
         let shared = device.share_tensor(address).expect("memory");
         assert_eq!((shared.start, shared.offset), (start, 0));
     }
-    bench.free(kept);
+    bench.free(live);
     device.release_pool((1, 0));
     bench.finish();
 }

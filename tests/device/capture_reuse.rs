@@ -75,12 +75,12 @@ mod sim_only {
             let recorded = self.bench.device().record_use(block, self.streams[on]);
             assert_eq!(recorded, Ok(()));
         }
-        /// What stream `later` does from now on comes after what `earlier` has done.
-        fn join(&self, earlier: usize, later: usize) {
+        /// What stream `second` does from now on comes after what `first` has done.
+        fn join(&self, first: usize, second: usize) {
             assert!(
                 self.bench
                     .gpu
-                    .order(self.streams[earlier], self.streams[later])
+                    .order(self.streams[first], self.streams[second])
             );
         }
         fn end(self) -> CUgraph {
@@ -113,14 +113,14 @@ mod sim_only {
 
     #[test]
     fn capture_reuse_once_the_other_stream_is_joined() {
-        for (reuse, kept) in [(true, false), (true, true), (false, false), (false, true)] {
+        for (reuse, permanent) in [(true, false), (true, true), (false, false), (false, true)] {
             let name = "capture_reuse_once_the_other_stream_is_joined";
             let Some(bench) = simulated(name, reuse) else {
                 return;
             };
             let streams = [(); 2].map(|()| bench.gpu.stream());
-            if kept {
-                // As PyTorch's own are: nobody asks whether they are captured.
+            if permanent {
+                // Like PyTorch's own streams: the driver is not asked whether they are captured.
                 for stream in streams {
                     bench.device().add_permanent_stream(stream);
                 }
@@ -139,11 +139,7 @@ mod sim_only {
             capture.uses(sink, 0);
             let after = capture.allocate(0);
             assert_eq!(after == data, reuse, "the other branch comes before");
-            assert_eq!(
-                queries(&bench) > 0,
-                reuse,
-                "nobody asks without the setting"
-            );
+            assert_eq!(queries(&bench) > 0, reuse, "no queries without the setting");
             capture.uses(after, 0);
             let graph = capture.end();
             launch(&bench, graph, streams[0]);
@@ -192,7 +188,7 @@ mod sim_only {
         bench.finish();
     }
 
-    /// What a stream does after a block is freed is no use of it: to be joined with less is enough.
+    /// Work after a block is freed is no use of it: a join of the earlier work is enough.
     #[test]
     fn capture_reuse_ignores_work_after_the_free() {
         let Some(bench) = simulated("capture_reuse_ignores_work_after_the_free", true) else {
@@ -222,7 +218,7 @@ mod sim_only {
         bench.finish();
     }
 
-    /// Of work outside a capture its graph says nothing, nor does one graph of another's.
+    /// A graph says nothing of uncaptured work, nor of another graph's.
     #[test]
     fn capture_reuse_of_a_block_that_uncaptured_work_used_waits_for_the_captures_end() {
         let name = "capture_reuse_of_a_block_that_uncaptured_work_used_waits_for_the_captures_end";
@@ -248,7 +244,7 @@ mod sim_only {
                 capture.record(data, 2);
             }
             if case == 4 {
-                // One does that is captured later.
+                // Another does that joins the capture afterwards.
                 capture.join(0, 1);
                 capture.record(data, 1);
                 capture.record(data, 2);
@@ -282,8 +278,8 @@ mod sim_only {
         }
     }
 
-    /// Nothing that is known of one capture is taken for a later one's, and what it left waiting is free after
-    /// it as ever.
+    /// What is known of one capture does not apply to the next one, and blocks that it left deferred are
+    /// freed after it.
     #[test]
     fn capture_reuse_state_ends_with_the_capture() {
         let Some(bench) = simulated("capture_reuse_state_ends_with_the_capture", true) else {
@@ -308,7 +304,7 @@ mod sim_only {
             })
             .collect();
         assert_eq!(bench.device().check(), Ok(()));
-        assert_ne!(left[0], left[1], "nobody asked in between");
+        assert_ne!(left[0], left[1], "nothing was polled in between");
         (0..3).for_each(|_| bench.device().release_pool((1, 0)));
         bench.finish();
     }

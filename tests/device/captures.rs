@@ -1,5 +1,5 @@
-//! Captures: no call that the library makes breaks one, whether it begins with a private pool, without one, or
-//! where the library cannot see it.
+//! Captures: no call that the library makes breaks one, whether it begins with a private pool, without one,
+//! or where the library cannot see it.
 
 use crate::harness::gpu::Bench;
 use crate::private_pools::{SIZE, begin, with_pool};
@@ -9,7 +9,7 @@ use concertina_engine::settings::Settings;
 fn capture_keeps_what_it_frees_of_a_released_pool_for_its_replays() {
     let bench = Bench::new(Settings::default());
     let stream = bench.gpu.stream();
-    let [used, kept] = with_pool(&bench, (1, 0), || {
+    let [used, live] = with_pool(&bench, (1, 0), || {
         [(); 2].map(|()| bench.allocate(SIZE, stream))
     });
     bench.device().release_pool((1, 0));
@@ -19,8 +19,8 @@ fn capture_keeps_what_it_frees_of_a_released_pool_for_its_replays() {
     bench.free(used);
     let result = bench.allocate(SIZE, stream);
     bench.device().end_pool((2, 0));
-    bench.free(kept);
-    // A later pool goes, and growth looks for memory: neither takes the block from the graph.
+    bench.free(live);
+    // The release of another pool, and growth, do not take the block from the graph.
     with_pool(&bench, (3, 0), || {
         let block = bench.allocate(SIZE, stream);
         bench.free(block);
@@ -46,8 +46,8 @@ mod sim_only {
     use concertina_sim::{Config, Pace};
     use std::process::Command;
 
-    /// Runs the test of this name in a process that is told to expect captures which the library cannot see: a
-    /// process says so once, for good. True in that process.
+    /// Runs the test of this name in a process that is told to expect captures which the library cannot see:
+    /// a process says so once, for good. True in that process.
     fn in_a_process_of_its_own(name: &str) -> bool {
         const UNSEEN: &str = "CONCERTINA_TEST_UNSEEN";
         if std::env::var_os(UNSEEN).is_some() {
@@ -67,7 +67,8 @@ mod sim_only {
         false
     }
 
-    /// All of the device's memory is freed on a stream that is destroyed; waiting for it must not need memory.
+    /// All of the device's memory is freed on a stream that is destroyed; waiting for it must not need
+    /// memory.
     #[test]
     fn capture_that_cannot_be_seen_a_full_device_is_waited_for_without_memory() {
         let name = "captures::sim_only::capture_that_cannot_be_seen_a_full_device_is_waited_for_without_memory";
@@ -89,8 +90,7 @@ mod sim_only {
         bench.finish();
     }
 
-    /// Memory that no stream orders can be had in a capture where some is free and idle: nothing is asked of the
-    /// driver for it.
+    /// In a capture, unordered memory comes from free and idle memory, without a driver call.
     #[test]
     fn capture_cuda_malloc_gets_idle_memory_without_a_driver_call() {
         let name = "capture_cuda_malloc_gets_idle_memory_without_a_driver_call";
@@ -108,7 +108,7 @@ mod sim_only {
         let before = bench.all_calls();
         let block = device.allocate_completed(30 << 20).expect("idle memory");
         assert!((unordered..unordered + 40 * MIB).contains(&block));
-        // The stream's own is not idle, and the rest is too small.
+        // The stream's own memory is not idle, and what remains is too small.
         assert_eq!(device.allocate_completed(15 << 20), None);
         assert_eq!(bench.all_calls(), before);
         machine.set_capturing(stream as _, false);
@@ -116,7 +116,7 @@ mod sim_only {
         bench.end();
     }
 
-    /// A capture on a stream, from torch's point of view: the pool begins, then the capture.
+    /// A capture on a stream as PyTorch makes it: the pool begins, then the capture.
     /// `pressure` limits memory so that requests fail. Nothing that breaks a capture may be called,
     /// which the machine reports.
     fn capture(name: &str, settings: Settings, pressure: bool, seed: u64) {
@@ -131,7 +131,7 @@ mod sim_only {
         machine.set_pace(Pace::Random(seed));
         let mut random = Random::new(seed);
         let (a, b, c) = (gpu.stream(), gpu.stream(), gpu.stream());
-        // PyTorch's own are known by their handles, and are not asked whether they are captured.
+        // PyTorch's own streams are permanent: the driver is not asked whether they are captured.
         if seed.is_multiple_of(2) {
             device.add_permanent_stream(a);
         }
@@ -142,7 +142,7 @@ mod sim_only {
             assert_eq!(device.record_use(block, b), Ok(()));
             bench.free(block);
         }
-        let outside = bench.allocate(30 * MIB, b);
+        let other = bench.allocate(30 * MIB, b);
         begin(&bench, (1, 0), Some(a));
         machine.set_capturing(a as _, true);
         if pressure {
@@ -178,7 +178,7 @@ mod sim_only {
         machine.set_capturing(a as _, false);
         device.end_pool((1, 0));
         live.into_iter()
-            .chain([outside])
+            .chain([other])
             .for_each(|block| bench.free(block));
         device.release_pool((1, 0));
         device.set_limit(None);
@@ -200,14 +200,13 @@ mod sim_only {
         }
     }
 
-    /// Under PyTorch's plain recipe nobody says that a capture begins; the stream that memory is
-    /// wanted on tells.
+    /// A program that captures without a private pool does not announce it; the stream's status tells.
     #[test]
     fn capture_without_a_private_pool_is_not_broken() {
         [false, true].into_iter().for_each(capture_without_pool);
     }
 
-    fn capture_without_pool(kept: bool) {
+    fn capture_without_pool(permanent: bool) {
         let name = "capture_without_a_private_pool_is_not_broken";
         let settings = Settings {
             limit: Some(1 << 30),
@@ -218,7 +217,7 @@ mod sim_only {
         };
         bench.machine().set_pace(Pace::Held);
         let (a, b) = (bench.gpu.stream(), bench.gpu.stream());
-        if kept {
+        if permanent {
             bench.device().add_permanent_stream(b);
         }
         let others: Vec<u64> = (0..40).map(|_| bench.allocate(16 * MIB, a)).collect();
@@ -226,7 +225,7 @@ mod sim_only {
             bench.gpu.fill(block, 16 * MIB, 1, a);
             bench.free(block);
         }
-        // A miss leaves an event on its way, which the capture must not ask about.
+        // A miss leaves a pending event, which must not be queried during the capture.
         let eager = bench.allocate(100 * MIB, b);
         bench.machine().set_capturing(b as _, true);
         let held: Vec<u64> = (0..100)

@@ -48,7 +48,7 @@ fn counters_agree_with_a_second_account_after_every_operation() {
         bench.device().empty_cache();
         let figures = bench.device().figures();
         identities(&figures);
-        runner.accounts.agree_at_rest(&figures);
+        runner.accounts.agree_when_idle(&figures);
         bench.finish();
     }
 }
@@ -122,7 +122,7 @@ fn counters_of_failures_and_retries() {
     bench.finish();
 }
 
-/// PyTorch's names for one quantity that it keeps four figures of.
+/// PyTorch's four names for one quantity.
 fn four(name: &str) -> impl Iterator<Item = String> {
     ["current", "peak", "allocated", "freed"]
         .into_iter()
@@ -240,7 +240,7 @@ fn counters_of_other_libraries_beside_the_allocators() {
     let bench = Bench::new(Settings::default());
     let device = bench.device();
     let others = device.allocate_unordered(KIB as usize).expect("memory");
-    // They are the program's as long as nobody else asks.
+    // They count as the program's as long as the allocator has no requests of its own.
     let figures = device.figures();
     assert_eq!(figures.of_program().all.allocated_bytes.current, KIB);
     assert!(figures.of_others().is_none());
@@ -253,4 +253,78 @@ fn counters_of_other_libraries_beside_the_allocators() {
         assert_eq!(device.free(block, 0), Ok(()));
     }
     bench.finish();
+}
+
+mod sim_only {
+    use crate::harness::gpu::{Bench, MIB};
+    use concertina_engine::core::Counts;
+    use concertina_engine::settings::Settings;
+    use concertina_sim::Config;
+    use std::time::Duration;
+
+    const SIZE: u64 = 64 * MIB;
+
+    fn counts(bench: &Bench) -> Counts {
+        bench.device().figures().counters.counts
+    }
+
+    #[test]
+    fn ladder_counts_the_rung_that_meets_a_miss() {
+        let bench = Bench::simulated("ladder", Config::default(), Settings::default())
+            .expect("the simulated GPU");
+        let (gpu, a, b) = (&bench.gpu, bench.gpu.stream(), bench.gpu.stream());
+        let block = bench.allocate(SIZE, a);
+        let grown = counts(&bench);
+        assert_eq!((grown.growths, grown.hits), (1, 0));
+        bench.free(block);
+
+        // The other stream's work has completed.
+        gpu.synchronize(a);
+        let block = bench.allocate(SIZE, b);
+        let polled = counts(&bench);
+        assert_eq!((polled.polls, polled.hits, polled.growths), (1, 1, 1));
+
+        // It has not.
+        gpu.late();
+        gpu.fill(block, SIZE, 1, b);
+        bench.free(block);
+        let block = bench.allocate(SIZE, a);
+        let reused = counts(&bench);
+        assert_eq!((reused.cross_stream_reuses, reused.hits), (1, 2));
+        bench.free(block);
+        gpu.settle();
+
+        // Nobody has allocated for an hour.
+        let hour = Duration::from_secs(3600);
+        bench.device().purge_idle(hour, 4 * hour);
+        let block = bench.allocate(SIZE, a);
+        let reclaimed = counts(&bench);
+        assert_eq!((reclaimed.reclaims, reclaimed.hits), (1, 3));
+        assert_eq!(reclaimed.growths, 1);
+        bench.free(block);
+        bench.finish();
+    }
+
+    /// Growth by two blocks would keep within the slack of what is live, and the limit refuses it.
+    #[test]
+    fn ladder_counts_growth_that_the_limit_refuses() {
+        let settings = Settings {
+            limit: Some(4 << 30),
+            ..Settings::default()
+        };
+        let bench = Bench::simulated("ladder_limit", Config::default(), settings)
+            .expect("the simulated GPU");
+        let stream = bench.gpu.stream();
+        let mut blocks: Vec<u64> = (0..256).map(|_| bench.allocate(16 * MIB, stream)).collect();
+        bench.free(blocks.remove(100));
+        bench.free(blocks.remove(50));
+        let before = counts(&bench);
+        assert_eq!((before.growth_refusals, before.stitches), (0, 0));
+        blocks.push(bench.allocate(32 * MIB, stream));
+        let after = counts(&bench);
+        assert_eq!((after.growth_refusals, after.ooms), (1, 0));
+        assert!(after.stitches > 0);
+        blocks.into_iter().for_each(|it| bench.free(it));
+        bench.finish();
+    }
 }

@@ -1,6 +1,6 @@
-//! Cross-stream reuse: a stream takes memory that another has freed, and waits on the GPU for the work that had
-//! been submitted when it was freed, and for no more: work that is submitted afterwards may itself wait for the
-//! waiting stream, as a receive that is posted first waits for a send.
+//! Cross-stream reuse: a stream takes memory that another has freed, and waits on the GPU for the work that
+//! had been submitted when it was freed, and for no more: work that is submitted afterwards may itself wait
+//! for the waiting stream, as a receive that is posted first waits for a send.
 
 use crate::harness::gpu::{Bench, Held, KIB, MIB};
 use crate::record_stream::overlap;
@@ -15,8 +15,8 @@ pub fn freed_while_its_stream_works(bench: &Bench, size: u64, stream: u64) -> (u
     (block, held)
 }
 
-/// Rather than hold more memory, one stream takes what another freed, and is made to wait for it on the
-/// GPU; the host waits for nothing.
+/// Rather than grow, the pool gives one stream what another freed, and makes it wait on the GPU; the host
+/// does not wait.
 #[test]
 fn cross_stream_reuse_waits_on_the_gpu_for_the_stream_that_freed() {
     let bench = Bench::new(Settings::default());
@@ -41,7 +41,7 @@ fn cross_stream_reuse_waits_on_the_gpu_for_the_stream_that_freed() {
     bench.finish();
 }
 
-/// With `stream_waits:False` memory is only had once the work is done.
+/// With `stream_waits:False` memory is reused only once the work is done.
 #[test]
 fn cross_stream_reuse_with_stream_waits_off() {
     let bench = Bench::new(Settings {
@@ -65,7 +65,7 @@ fn cross_stream_reuse_with_stream_waits_off() {
     bench.finish();
 }
 
-/// The free blocks of several streams, each too small, are put together behind a wait for all of them.
+/// Free blocks of several streams, each too small, are remapped as one, after a wait for all of them.
 #[test]
 fn cross_stream_reuse_remaps_chunks_of_several_streams() {
     let bench = Bench::new(Settings::default());
@@ -110,8 +110,7 @@ fn cross_stream_reuse_of_completed_memory_needs_no_wait() {
     bench.finish();
 }
 
-/// A stream that is idle has nothing to wait for: the first request of another stream gets its
-/// memory before any new.
+/// Memory of an idle stream needs no wait: another stream's first request gets it before the pool grows.
 #[test]
 fn cross_stream_reuse_of_an_idle_streams_memory_before_growing() {
     let bench = Bench::new(Settings::default());
@@ -133,8 +132,7 @@ fn cross_stream_reuse_of_an_idle_streams_memory_before_growing() {
     bench.finish();
 }
 
-/// A small block that one stream has just freed beside much idle memory does not take that away
-/// from the others.
+/// A small block that one stream has just freed does not make idle memory beside it unusable for others.
 #[test]
 fn cross_stream_reuse_of_a_large_idle_free_block_beside_a_small_busy_one() {
     let bench = Bench::new(Settings::default());
@@ -248,7 +246,8 @@ mod sim_only {
         bench.finish();
     }
 
-    /// Two neighbours are freed, with work between: who needs one of them waits for that one's.
+    /// Two neighbours are freed, with work in between: reuse of the first waits only for work before its
+    /// free.
     #[test]
     fn cross_stream_reuse_of_coalesced_memory_waits_for_the_part_that_is_taken() {
         let bench = bench();
@@ -278,7 +277,7 @@ mod sim_only {
         bench.finish();
     }
 
-    /// A block that another stream used waits for that one, and not for what its own stream does later.
+    /// Reuse of a block that another stream used waits for that stream, and not for later work of its own.
     #[test]
     fn cross_stream_reuse_of_deferred_memory_waits_for_its_users_alone() {
         let bench = bench();
@@ -311,8 +310,8 @@ mod sim_only {
         bench.finish();
     }
 
-    /// Chunks of a stream's free memory are mapped elsewhere for a request of its own, which leaves a part of
-    /// them over: another stream that gets that part waits for what used the chunks before.
+    /// Chunks of a stream's free memory are remapped for a request of its own, which leaves a part of them
+    /// over: another stream that gets that part waits for what used the chunks before.
     #[test]
     fn cross_stream_reuse_of_remapped_memory_waits_for_its_earlier_users() {
         let settings = Settings {

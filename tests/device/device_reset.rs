@@ -35,18 +35,18 @@ fn device_reset_leaves_no_block() {
     }
 }
 
-/// Threads go on freeing while the device starts over: what comes to lie in a thread's magazine, or on a
-/// stream cache, is given back with the rest, and not handed out once more from there.
+/// Threads free while the device is reset: blocks in a thread's magazine or a stream cache end with the
+/// others, and are not handed out again.
 #[test]
 fn device_reset_while_threads_free() {
-    // More than go behind one event; as many as have room on a stream cache.
+    // More than share one event; as many as a stream cache takes.
     for (free, count) in [(Free::Relaxed, 200), (Free::Strict, 8)] {
         let bench = Bench::new(Settings {
             free,
             ..Settings::default()
         });
         let device = bench.device();
-        let together = Barrier::new(3);
+        let barrier = Barrier::new(3);
         let work = || {
             let _here = bench.gpu.enter();
             let stream = bench.gpu.stream();
@@ -57,27 +57,27 @@ fn device_reset_while_threads_free() {
                 };
                 (0..count).map(one).collect()
             };
-            let give_back = |block| match free {
+            let free_block = |block| match free {
                 Free::Relaxed => device.free_relaxed(block),
                 Free::Strict => device.free(block, stream),
             };
             let (mut had, mut refused) = (Vec::new(), 0);
             for _ in 0..10 {
                 // Opens the stream's stream cache.
-                let pairs = (0..20).filter(|_| give_back(take(1)[0]).is_err());
+                let pairs = (0..20).filter(|_| free_block(take(1)[0]).is_err());
                 refused += pairs.count();
                 let blocks = take(count);
-                together.wait();
+                barrier.wait();
                 for block in blocks {
                     // The device may have started over by now, and not know it.
-                    let _ = give_back(block);
+                    let _ = free_block(block);
                     (0..5000).for_each(|_| spin_loop());
                 }
-                together.wait();
+                barrier.wait();
                 let blocks = take(count);
                 had.push(blocks.clone());
-                together.wait();
-                let unknown = blocks.into_iter().filter(|it| give_back(*it).is_err());
+                barrier.wait();
+                let unknown = blocks.into_iter().filter(|it| free_block(*it).is_err());
                 refused += unknown.count();
             }
             assert_eq!(refused, 0, "blocks that are in use");
@@ -90,10 +90,10 @@ fn device_reset_while_threads_free() {
                 for _ in 0..20_000 {
                     device.allocate(512, 0).expect("memory");
                 }
-                together.wait();
+                barrier.wait();
                 device.reset(false);
-                together.wait();
-                together.wait();
+                barrier.wait();
+                barrier.wait();
             }
             threads.map(|thread| thread.join().expect("a thread"))
         });

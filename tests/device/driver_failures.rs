@@ -144,8 +144,8 @@ mod sim_only {
                     return;
                 };
                 let (gpu, stream) = (&bench.gpu, bench.gpu.stream());
-                let kept = bench.allocate(5 * MIB, stream);
-                gpu.fill(kept, 5 * MIB, 1, stream);
+                let live = bench.allocate(5 * MIB, stream);
+                gpu.fill(live, 5 * MIB, 1, stream);
                 bench
                     .machine()
                     .fail(call, nth, CUresult::CUDA_ERROR_UNKNOWN);
@@ -162,8 +162,8 @@ mod sim_only {
                     bench.reserved()
                 );
                 gpu.fill(block, 64 * MIB, 2, stream);
-                gpu.expect(kept, 5 * MIB, 1, stream);
-                [kept, block]
+                gpu.expect(live, 5 * MIB, 1, stream);
+                [live, block]
                     .into_iter()
                     .for_each(|block| bench.free(block));
                 bench.finish();

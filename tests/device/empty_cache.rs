@@ -3,8 +3,8 @@
 use crate::harness::gpu::{Bench, MIB};
 use concertina_engine::settings::Settings;
 
-/// What was given back to no stream is used by nobody, and goes back to the driver whatever still runs. What a
-/// stream's work may use stays.
+/// Memory that cudaFree freed is idle, and returns to the driver whatever still runs. Memory that a stream's
+/// work may still use stays.
 #[test]
 fn empty_cache_of_idle_memory_does_not_wait_for_running_work() {
     let bench = Bench::new(Settings::default());
@@ -24,8 +24,8 @@ fn empty_cache_of_idle_memory_does_not_wait_for_running_work() {
     gpu.fill(used, 4 * MIB, 7, stream);
     bench.free(used);
     device.release_idle();
-    let kept = bench.reserved();
-    assert!((4 * MIB..40 * MIB).contains(&kept), "{kept}");
+    let reserved = bench.reserved();
+    assert!((4 * MIB..40 * MIB).contains(&reserved), "{reserved}");
     assert_eq!(bench.calls("cuCtxSynchronize"), 0);
     held.let_go(stream);
     gpu.settle();
@@ -79,8 +79,7 @@ fn empty_cache_frees_whole_free_chunks_only() {
     bench.finish();
 }
 
-/// The work on freed memory still runs, on its own and on other streams: what goes back to the
-/// driver waits for it.
+/// Work on freed memory still runs, on its own and on other streams: memory returns to the driver after it.
 #[test]
 fn empty_cache_waits_for_running_work() {
     let bench = Bench::new(Settings::default());

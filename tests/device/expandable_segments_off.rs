@@ -28,7 +28,7 @@ fn random_workload(bench: &Bench, operations: u64) {
     }
 }
 
-/// Mapping is not used at all.
+/// No memory was mapped.
 fn assert_nothing_mapped(bench: &Bench) {
     for call in ["cuMemCreate", "cuMemMap", "cuMemAddressReserve"] {
         assert_eq!(bench.calls(call), 0, "{call}");
@@ -82,7 +82,7 @@ fn expandable_segments_off_free_segments_make_way_for_a_larger_request() {
     let stream = bench.gpu.stream();
     let blocks: Vec<u64> = (0..5).map(|_| bench.allocate(20 * MIB, stream)).collect();
     blocks.iter().for_each(|block| bench.free(*block));
-    // No segment holds it: all are given back for it.
+    // No segment is large enough: all are freed for it.
     let large = bench.allocate(90 * MIB, stream);
     assert_eq!(bench.reserved(), 90 * MIB);
     bench.free(large);

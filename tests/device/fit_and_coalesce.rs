@@ -75,7 +75,7 @@ fn same_stream_reuse_is_immediate_and_calls_no_driver_function() {
 fn best_fit_takes_the_smallest_free_block() {
     let bench = Bench::new(Settings::default());
     let stream = bench.gpu.stream();
-    // Free blocks of these sizes, kept apart by blocks that live.
+    // Free blocks of these sizes, separated by live blocks.
     let sizes = [
         5 * MIB,
         512,
@@ -96,7 +96,7 @@ fn best_fit_takes_the_smallest_free_block() {
             )
         })
         .collect();
-    let walls = bench.fill_holes(stream);
+    let separators = bench.fill_free_blocks(stream);
     pairs
         .iter()
         .for_each(|(_, free_block, _)| bench.free(*free_block));
@@ -123,9 +123,9 @@ fn best_fit_takes_the_smallest_free_block() {
     assert_eq!(bench.device().figures().counters.growths, grown);
     pairs
         .iter()
-        .map(|(.., wall)| wall)
-        .chain(&walls)
-        .for_each(|wall| bench.free(*wall));
+        .map(|(.., separator)| separator)
+        .chain(&separators)
+        .for_each(|separator| bench.free(*separator));
     bench.finish();
 }
 
@@ -136,7 +136,7 @@ fn coalesce_whatever_the_order_of_frees() {
     let parts = [3 * MIB, 512, 70 * KIB, 9 * MIB];
     let whole: u64 = parts.iter().sum();
     let first = bench.allocate(whole, stream);
-    let walls = bench.fill_holes(stream);
+    let separators = bench.fill_free_blocks(stream);
     bench.free(first);
     let grown = bench.device().figures().counters.growths;
     for order in permutations(parts.len()) {
@@ -157,7 +157,9 @@ fn coalesce_whatever_the_order_of_frees() {
         bench.free(first);
     }
     assert_eq!(bench.device().figures().counters.growths, grown);
-    walls.iter().for_each(|wall| bench.free(*wall));
+    separators
+        .iter()
+        .for_each(|separator| bench.free(*separator));
     bench.finish();
 }
 

@@ -1,5 +1,5 @@
-//! `free:relaxed`: cudaFree returns at once, and a block is reused only after all work that was submitted before,
-//! whichever threads free.
+//! `free:relaxed`: cudaFree returns at once, and a block is reused only after all work that was submitted
+//! before, whichever threads free.
 
 use crate::harness::accounts::identities;
 use crate::harness::gpu::{Bench, KIB, MIB, on_card};
@@ -20,7 +20,7 @@ fn live(device: &Device) -> u64 {
     device.usage().live
 }
 
-/// Gives back what was set aside, so that nothing is left.
+/// Reclaims deferred blocks, and ends the test.
 pub fn finish(bench: &Bench) {
     bench.gpu.settle();
     let device = bench.device();
@@ -36,7 +36,7 @@ fn free_relaxed_block_is_reused_once_earlier_work_is_done() {
     let bench = bench();
     let (gpu, device) = (&bench.gpu, bench.device());
     let (one, other) = (gpu.stream(), gpu.stream());
-    // More than go behind one event.
+    // More than share one event.
     for size in [64 * KIB, MIB] {
         let held = gpu.hold(&[one]);
         let mut late = Vec::new();
@@ -70,8 +70,7 @@ fn free_relaxed_block_is_reused_once_earlier_work_is_done() {
 fn free_relaxed_records_one_event_for_many_large_blocks() {
     let bench = bench();
     let device = bench.device();
-    // What one thread's blocks may have before they get their event, which none but the first of these
-    // is a whole part of.
+    // How many bytes one thread frees before it records an event; only the first size divides it.
     let share = (device.total_bytes() / 256).max(32 * MIB);
     for size in [share / 8, share / 19 * 2, share / 33 * 2] {
         let size = size / MIB * MIB;
@@ -100,7 +99,7 @@ fn free_relaxed_block_is_unknown_at_once() {
     let bench = bench();
     let device = bench.device();
     let size = 64 * KIB;
-    // At first, and when it comes from the thread's own blocks.
+    // At first from the pool, then from the thread's magazine.
     for _ in 0..3 {
         let blocks: Vec<u64> = (0..200)
             .map(|_| device.allocate_relaxed(size as usize).expect("memory"))
@@ -123,7 +122,7 @@ fn free_relaxed_block_is_unknown_at_once() {
         }
         assert_eq!(live(device), 0);
     }
-    // A block that a thread knows goes back another way.
+    // A block of a thread's magazine is freed by another function.
     let block = device.allocate_relaxed(size as usize).expect("memory");
     assert_eq!(device.free_completed(block), Ok(()));
     assert_eq!(device.free_relaxed(block), Err(UnknownPointer));
@@ -133,7 +132,7 @@ fn free_relaxed_block_is_unknown_at_once() {
     finish(&bench);
 }
 
-/// A library may tell PyTorch which streams use memory that is not PyTorch's.
+/// A library may record streams in PyTorch on memory that is not PyTorch's.
 #[test]
 fn record_stream_on_cuda_malloc_memory_keeps_it_allocated() {
     for free in [Free::Strict, Free::Relaxed] {
@@ -182,7 +181,7 @@ fn free_relaxed_memory_is_waited_for_under_a_limit() {
             }
         }
     }
-    // All of it is a stream's, too.
+    // A stream may have all of it, too.
     assert!(device.reclaim_deferred());
     let stream = bench.gpu.stream();
     let block = device.allocate(64 << 20, stream).expect("memory");
@@ -197,7 +196,7 @@ fn free_relaxed_from_many_threads_while_counters_are_read() {
     let (gpu, device) = (&bench.gpu, bench.device());
     let work = |seed, to_free: &Sender<u64>| {
         let mut random = Random::new(seed);
-        let mut kept = Vec::new();
+        let mut live_blocks = Vec::new();
         for turn in 0..turns {
             let size = match turn / 500 % 3 {
                 0 => 64 * KIB,
@@ -205,15 +204,15 @@ fn free_relaxed_from_many_threads_while_counters_are_read() {
                 _ => random.between(1, 2 * MIB),
             };
             let block = device.allocate_relaxed(size as usize).expect("memory");
-            // Whoever has a block is the only one: its owner is written beside it.
+            // Each block has one owner, which the simulated GPU checks.
             gpu.claim(block, size, seed + 1);
             gpu.disown(block, size);
             match random.below(8) {
                 0 => to_free.send(block).expect("a receiver"),
-                1 => kept.push(block),
-                2 if !kept.is_empty() => {
-                    let at = random.below(kept.len() as u64) as usize;
-                    assert_eq!(device.free_relaxed(kept.swap_remove(at)), Ok(()));
+                1 => live_blocks.push(block),
+                2 if !live_blocks.is_empty() => {
+                    let at = random.below(live_blocks.len() as u64) as usize;
+                    assert_eq!(device.free_relaxed(live_blocks.swap_remove(at)), Ok(()));
                     assert_eq!(device.free_relaxed(block), Ok(()));
                 }
                 _ => assert_eq!(device.free_relaxed(block), Ok(())),
@@ -222,7 +221,7 @@ fn free_relaxed_from_many_threads_while_counters_are_read() {
                 identities(&device.figures());
             }
         }
-        for block in kept {
+        for block in live_blocks {
             assert_eq!(device.free_relaxed(block), Ok(()));
         }
     };

@@ -20,7 +20,7 @@ pub mod sim_only {
         Bench::simulated(name, Config::default(), settings)
     }
 
-    /// Takes memory from the driver after a while, in which others may want some.
+    /// Allocates from the driver after a pause, in which other threads may allocate.
     struct Slow(Gpu);
 
     impl Supplier for Slow {
@@ -39,7 +39,7 @@ pub mod sim_only {
         }
     }
 
-    /// A program's own thread, which keeps a few blocks of random sizes and gives back what was taken first.
+    /// One thread's work: it holds a few blocks of random sizes, and frees the oldest first.
     fn churn(seed: u64, allocate: impl Fn(u64) -> Option<u64>, free: impl Fn(u64, u64)) {
         let mut random = Random::new(seed);
         let mut blocks = VecDeque::new();
@@ -157,7 +157,7 @@ pub mod sim_only {
         bench.end();
     }
 
-    /// What the pool keeps counts in a capture too, in which nothing can be given back.
+    /// Cached memory counts in a capture too, in which none can return to the driver.
     #[test]
     fn limit_counts_cached_memory_during_a_capture() {
         let name = "limit_counts_cached_memory_during_a_capture";
@@ -165,18 +165,21 @@ pub mod sim_only {
             return;
         };
         let (device, stream) = (bench.device(), bench.gpu.stream());
-        let [kept, used] = [40, 8].map(|size| bench.allocate(size * MIB, stream));
-        bench.free(kept);
+        let [cached, used] = [40, 8].map(|size| bench.allocate(size * MIB, stream));
+        bench.free(cached);
         assert!(device.reserve_unpooled(16 * MIB, false), "it fits");
         assert!(!device.reserve_unpooled(1, false), "48 of 64 MiB are held");
         device.release_unpooled(16 * MIB);
-        assert!(device.reserve_unpooled(56 * MIB, true), "40 MiB go back");
+        assert!(
+            device.reserve_unpooled(56 * MIB, true),
+            "40 MiB return to the driver"
+        );
         device.release_unpooled(56 * MIB);
         bench.free(used);
         bench.end();
     }
 
-    /// A chunk whose mapping could not be undone is the device's only once it is.
+    /// A chunk that could not be unmapped counts until it is.
     #[test]
     fn limit_counts_a_chunk_until_it_is_unmapped() {
         let name = "limit_counts_a_chunk_until_it_is_unmapped";

@@ -5,8 +5,7 @@ use crate::harness::random::Random;
 use crate::private_pools::with_pool;
 use concertina_engine::settings::Settings;
 
-/// A pool has no more addresses at first than it asks for, and gets more as it grows; what it holds stays
-/// close to what is in use all the same.
+/// A pool reserves few addresses at first, and more as it grows; its memory stays close to what is live.
 #[test]
 fn private_pool_grows_beyond_its_first_addresses() {
     let bench = Bench::new(Settings::default());
@@ -54,7 +53,7 @@ mod sim_only {
     use concertina_engine::settings::Settings;
     use concertina_sim::Config;
 
-    /// A device of this size, in a process whose reservations have so many bytes of addresses.
+    /// A device of this size, in a process with this many bytes of addresses to reserve.
     fn machine(memory: u64, addresses: u64) -> Config {
         Config {
             memory,
@@ -69,13 +68,13 @@ mod sim_only {
     fn many_private_pools_take_memory_and_addresses_in_proportion() {
         let name = "many_private_pools_take_memory_and_addresses_in_proportion";
         let pools = 10_000;
-        // Everybody's memory takes 2 TiB of them.
+        // The shared arena reserves 2 TiB of them.
         let config = machine(141 * GIB, 4 * TIB);
         let Some(bench) = Bench::simulated(name, config, Settings::default()) else {
             return;
         };
         let (device, stream) = (bench.device(), bench.gpu.stream());
-        let everybodys = bench.allocate(4 * KIB, stream);
+        let of_shared_arena = bench.allocate(4 * KIB, stream);
         let (held, addresses) = (bench.reserved(), device.figures().addresses);
         let blocks: Vec<u64> = (0..pools)
             .map(|number| {
@@ -111,7 +110,7 @@ mod sim_only {
         device.empty_cache();
         assert_eq!(bench.reserved(), held);
         assert_eq!(device.figures().addresses, addresses);
-        bench.free(everybodys);
+        bench.free(of_shared_arena);
         bench.finish();
     }
 

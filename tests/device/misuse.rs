@@ -1,5 +1,5 @@
-//! The simulated GPU detects programs that misuse memory, so that the tests here can fail. A card punishes such
-//! mistakes rarely and late.
+//! The simulated GPU detects programs that misuse memory, so that the tests here can fail. A card punishes
+//! such mistakes rarely and late.
 
 mod sim_only {
     use crate::harness::gpu::{Bench, MIB};
@@ -18,7 +18,7 @@ mod sim_only {
         );
     }
 
-    /// The other stream's write is not recorded, so the pool hands the block out again under it.
+    /// Another stream's write is not recorded, so the pool hands the block out while it runs.
     #[test]
     fn misuse_by_an_unrecorded_stream_is_detected() {
         let Some(bench) = bench("misuse_by_an_unrecorded_stream_is_detected") else {
@@ -47,15 +47,15 @@ mod sim_only {
             return;
         };
         let stream = bench.gpu.stream();
-        let (block, wall) = (bench.allocate(4 * MIB, stream), bench.allocate(512, stream));
+        let (block, separator) = (bench.allocate(4 * MIB, stream), bench.allocate(512, stream));
         bench.free(block);
         bench.gpu.fill(block, 512, 1, stream);
         only_violation(&bench, "touches freed memory");
-        bench.free(wall);
+        bench.free(separator);
         bench.finish();
     }
 
-    /// The pool believes the free; the program uses the memory on, unordered, when it is unmapped.
+    /// The program goes on using a block that it has freed, while the pool unmaps it.
     #[test]
     fn misuse_of_unmapped_memory_is_detected() {
         let Some(bench) = bench("misuse_of_unmapped_memory_is_detected") else {

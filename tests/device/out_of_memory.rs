@@ -83,14 +83,14 @@ mod sim_only {
         while let Ok(block) = device.allocate(MIB as usize, stream) {
             blocks.push(bench.adopt(block, MIB, stream));
         }
-        let (free, kept): (Vec<u64>, Vec<u64>) = blocks
+        let (free, live): (Vec<u64>, Vec<u64>) = blocks
             .into_iter()
             .partition(|it| (it / MIB).is_multiple_of(2));
         free.into_iter().for_each(|block| bench.free(block));
         let shortage = device
             .allocate(10 << 20, stream)
             .expect_err("the pieces are too small");
-        kept.into_iter().for_each(|block| bench.free(block));
+        live.into_iter().for_each(|block| bench.free(block));
         bench.finish();
         Some(shortage.to_string())
     }
@@ -142,7 +142,7 @@ mod sim_only {
         bench.finish();
     }
 
-    /// Whose memory it is does not matter when memory runs out: another pool's is given back.
+    /// When memory runs out, the memory of released pools returns to the driver as well.
     #[test]
     fn out_of_memory_frees_released_private_pools() {
         let name = "out_of_memory_frees_released_private_pools";

@@ -11,7 +11,7 @@ mod sim_only {
     use std::collections::BTreeMap;
     use std::sync::{Arc, Mutex};
 
-    /// Every function that a pool calls where it takes, maps, waits for and gives back memory.
+    /// Every driver function with which a pool creates, maps, waits for and releases memory.
     const FUNCTIONS: [&str; 18] = [
         "cuMemCreate",
         "cuMemRelease",
@@ -38,7 +38,7 @@ mod sim_only {
         CUresult::CUDA_ERROR_OUT_OF_MEMORY,
     ];
 
-    /// What happens with private pools, and is to be survived.
+    /// Work with private pools, which has to survive failures.
     type Job = fn(&Bench);
 
     /// Allocates as far as the driver, made to fail, lets it.
@@ -56,8 +56,8 @@ mod sim_only {
         });
     }
 
-    /// Pools grow, are released before and after their blocks, and others come in their place; some blocks
-    /// are used by other streams, and some are freed during a capture.
+    /// Pools grow, are released before and after their blocks are freed, and are replaced by others; other
+    /// streams use some blocks, and some are freed during a capture.
     fn pools_close(bench: &Bench) {
         let (device, machine) = (bench.device(), bench.machine());
         let [a, b] = [(); 2].map(|()| bench.gpu.stream());
@@ -68,7 +68,7 @@ mod sim_only {
                     with_pool(bench, (1, turn), || try_allocate(bench, size * MIB, stream))
                 })
                 .collect();
-            let everybodys = try_allocate(bench, 30 * MIB, b);
+            let of_shared_arena = try_allocate(bench, 30 * MIB, b);
             if let Some(shared) = blocks.first() {
                 assert_eq!(device.record_use(*shared, b), Ok(()));
                 let _ = device.share(*shared);
@@ -76,7 +76,7 @@ mod sim_only {
             if let Some(block) = blocks.pop() {
                 bench.free(block);
             }
-            // The program has a route that it leaves before the pool goes.
+            // The routes' uses of the pool end first, the program's last.
             (0..3).for_each(|_| device.release_pool((1, turn)));
             machine.tick();
             if turn == 1 {
@@ -94,16 +94,16 @@ mod sim_only {
             device.release_pool((1, turn));
             blocks
                 .into_iter()
-                .chain(everybodys)
+                .chain(of_shared_arena)
                 .for_each(|block| bench.free(block));
-            // A miss, which looks after what is closing.
+            // A miss also frees released pools.
             let large = try_allocate(bench, 150 * MIB, a);
             large.into_iter().for_each(|block| bench.free(block));
             assert_eq!(device.check(), Ok(()));
         }
     }
 
-    /// A pool goes back to an earlier state, twice, with blocks that are still used elsewhere.
+    /// A pool is restored to an earlier state, twice, with blocks that other streams still use.
     fn a_pool_is_restored(bench: &Bench) {
         let (device, pool) = (bench.device(), (7, 0));
         let [a, b] = [(); 2].map(|()| bench.gpu.stream());
@@ -241,8 +241,8 @@ mod sim_only {
         before.iter().zip(after).map(|(a, b)| b - a).collect()
     }
 
-    /// What is given back is asked for again: that may fail as well.
-    const GIVING: [&str; 5] = [
+    /// A release that failed is tried again, and may fail again.
+    const RELEASING: [&str; 5] = [
         "cuMemRelease",
         "cuMemAddressFree",
         "cuMemUnmap",
@@ -258,7 +258,7 @@ mod sim_only {
                 for nth in 1..=uses {
                     let status = STATUSES[nth as usize % 2];
                     survive(job, expandable, &[(name, nth, status)]);
-                    if GIVING.contains(&name) {
+                    if RELEASING.contains(&name) {
                         let twice = [(name, nth, status), (name, nth + 1, status)];
                         survive(job, expandable, &twice);
                     }
@@ -282,7 +282,7 @@ mod sim_only {
         sweep(pools_are_supplied);
     }
 
-    /// What a failed mapping leaves behind cannot be undone at once either.
+    /// A mapping fails, and undoing it fails too.
     #[test]
     fn driver_failure_while_private_pools_undo_a_mapping() {
         for job in [pools_close as Job, a_pool_is_restored] {

@@ -26,7 +26,7 @@ fn range(address: u64, size: u64) -> Range<u64> {
     address..address + size
 }
 
-fn apart(a: &Range<u64>, b: &Range<u64>) -> bool {
+fn disjoint(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.end <= b.start || b.end <= a.start
 }
 
@@ -40,19 +40,19 @@ fn private_pool_does_not_serve_cuda_malloc() {
         let key = device.key(bench.gpu.stream());
         let unordered = device.allocate_unordered(1024).expect("memory");
         let ordered = device.allocate_on_stream(1024, key).expect("memory");
-        let aside = device.allocate_relaxed(1024).expect("memory");
+        let relaxed = device.allocate_relaxed(1024).expect("memory");
         (
             bench.allocate(1024, key.handle),
-            [unordered, ordered, aside],
+            [unordered, ordered, relaxed],
         )
     });
     let blocks = device.pool_blocks((1, 0)).expect("a pool");
-    let inside = |address: u64| {
+    let in_pool = |address: u64| {
         let mut blocks = blocks.iter().map(|it| range(it.start, it.size));
         blocks.any(|block| block.contains(&address))
     };
-    assert!(inside(tensor));
-    assert!(!of_libraries.into_iter().any(inside), "{of_libraries:?}");
+    assert!(in_pool(tensor));
+    assert!(!of_libraries.into_iter().any(in_pool), "{of_libraries:?}");
     bench.free(tensor);
     for address in of_libraries {
         device.free_completed(address).expect("a block");
@@ -69,18 +69,18 @@ fn private_pool_memory_serves_that_pool_only() {
     bench.free(shared);
     let private = with_pool(&bench, (1, 0), || bench.allocate(SIZE, stream));
     assert!(
-        apart(&range(shared, SIZE), &range(private, SIZE)),
-        "it took everybody's memory"
+        disjoint(&range(shared, SIZE), &range(private, SIZE)),
+        "it took memory of the shared arena"
     );
     gpu.fill(private, SIZE, 1, stream);
     bench.free(private);
-    // What the private pool has free is not everybody's, not even when memory is asked for …
+    // Free memory of the private pool does not serve other requests …
     let others: Vec<u64> = (0..4).map(|_| bench.allocate(SIZE, stream)).collect();
     let free = range(private, SIZE);
     assert!(
         others
             .iter()
-            .all(|other| apart(&range(*other, SIZE), &free))
+            .all(|other| disjoint(&range(*other, SIZE), &free))
     );
     // … but is the pool's own, at once.
     let again = with_pool(&bench, (1, 0), || bench.allocate(SIZE, stream));
@@ -90,14 +90,18 @@ fn private_pool_memory_serves_that_pool_only() {
     assert_eq!(
         bench.reserved(),
         4 * SIZE + SIZE,
-        "a pool in use keeps its memory"
+        "a pool in use holds its memory"
     );
     assert_eq!(bench.device().check(), Ok(()));
     // Begun twice, so released twice.
     bench.device().release_pool((1, 0));
     assert_eq!(bench.reserved(), 5 * SIZE);
     bench.device().release_pool((1, 0));
-    assert_eq!(bench.reserved(), 4 * SIZE, "released memory goes back");
+    assert_eq!(
+        bench.reserved(),
+        4 * SIZE,
+        "released memory returns to the driver"
+    );
     others.iter().for_each(|other| bench.free(*other));
     bench.finish();
 }
@@ -111,10 +115,10 @@ fn private_pool_filter_decides_by_stream() {
     begin(&bench, (0, 5), Some(a));
     let (private, other) = (bench.allocate(SIZE, a), bench.allocate(SIZE, b));
     assert_eq!(other, shared);
-    assert!(apart(&range(shared, SIZE), &range(private, SIZE)));
+    assert!(disjoint(&range(shared, SIZE), &range(private, SIZE)));
     bench.device().end_pool((0, 5));
     let after = bench.allocate(SIZE, a);
-    assert!(apart(&range(after, SIZE), &range(private, SIZE)));
+    assert!(disjoint(&range(after, SIZE), &range(private, SIZE)));
     [private, other, after]
         .into_iter()
         .for_each(|block| bench.free(block));
@@ -171,7 +175,7 @@ fn private_pool_released_with_live_blocks_ends_with_the_last_of_them() {
     assert!(
         blocks[1..]
             .iter()
-            .all(|block| apart(&range(*block, SIZE), &range(other, SIZE)))
+            .all(|block| disjoint(&range(*block, SIZE), &range(other, SIZE)))
     );
     gpu.fill(other, SIZE, 4, stream);
     for block in &blocks[1..] {
@@ -179,7 +183,7 @@ fn private_pool_released_with_live_blocks_ends_with_the_last_of_them() {
         bench.free(*block);
         assert_eq!(bench.device().check(), Ok(()));
     }
-    // A free waits for nothing; what became free goes back at the next call that may wait.
+    // A free does not wait; the memory returns to the driver at the next call that may.
     bench.device().empty_cache();
     assert_eq!(
         bench.reserved(),
@@ -220,8 +224,7 @@ mod sim_only {
     use concertina_engine::settings::Settings;
     use concertina_sim::{Config, Pace};
 
-    /// A mapping that fails may leave something behind at the addresses of a pool that goes, and the accounts
-    /// agree.
+    /// A mapping that fails may leave a chunk mapped in a pool that is then released; the counters agree.
     #[test]
     fn private_pool_counters_after_a_failed_mapping() {
         let name = "private_pool_counters_after_a_failed_mapping";
@@ -247,7 +250,7 @@ mod sim_only {
         }
     }
 
-    /// A pool of its own without a capture (`torch.cuda.use_mem_pool`) may wait and ask.
+    /// A pool without a capture (`torch.cuda.use_mem_pool`) may wait and query.
     #[test]
     fn private_pool_that_is_full_waits_outside_a_capture() {
         let name = "private_pool_that_is_full_waits_outside_a_capture";

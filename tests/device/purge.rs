@@ -5,20 +5,20 @@ use crate::private_pools::with_pool;
 use concertina_engine::settings::Settings;
 use std::time::Duration;
 
-/// How long memory may lie idle here, in seconds.
+/// How long memory may be idle here, in seconds.
 const TIMEOUT: u64 = 100;
 
-/// How often it is looked after.
+/// How often the timer runs, in seconds.
 const INTERVAL: u64 = 25;
 
-/// What the thread does that gives idle memory back, at a time in seconds.
+/// What the timer's thread does, at a time in seconds.
 fn purge_at(bench: &Bench, now: u64) {
-    let (now, patience) = (Duration::from_secs(now), Duration::from_secs(TIMEOUT));
-    while bench.device().purge_idle(now, patience) {}
+    let (now, timeout) = (Duration::from_secs(now), Duration::from_secs(TIMEOUT));
+    while bench.device().purge_idle(now, timeout) {}
     assert_eq!(bench.device().check(), Ok(()));
 }
 
-/// The same from one time to another. `meanwhile` the program does something after each time.
+/// The same at each interval from `from` to `to`, with `meanwhile` after each.
 fn purge_from(bench: &Bench, from: u64, to: u64, mut meanwhile: impl FnMut()) {
     for now in (from..to).step_by(INTERVAL as usize) {
         purge_at(bench, now);
@@ -26,7 +26,7 @@ fn purge_from(bench: &Bench, from: u64, to: u64, mut meanwhile: impl FnMut()) {
     }
 }
 
-/// So many blocks of 20 MiB, all free again.
+/// Allocates `count` blocks of 20 MiB, and frees them.
 fn peak(bench: &Bench, count: usize, stream: u64) {
     let blocks: Vec<u64> = (0..count)
         .map(|_| bench.allocate(20 * MIB, stream))
@@ -49,14 +49,14 @@ fn purge_returns_idle_memory_after_the_timeout_and_no_earlier() {
         peak(&bench, 50, stream);
         let held = bench.reserved();
         purge_from(&bench, 0, TIMEOUT, || ());
-        assert_eq!(bench.reserved(), held, "given back too early");
+        assert_eq!(bench.reserved(), held, "purged too early");
         let before = bench.gpu.free_bytes();
         purge_from(&bench, TIMEOUT, 2 * TIMEOUT, || ());
-        assert_eq!(bench.reserved(), 0, "kept");
+        assert_eq!(bench.reserved(), 0, "not purged");
         // A card may have other users.
         let more = bench.gpu.free_bytes().saturating_sub(before);
         assert!(more >= held / 10 * 9, "the device has {more} bytes more");
-        // And all is as before.
+        // The pool works as before.
         peak(&bench, 50, stream);
         assert_eq!(bench.reserved(), held);
         bench.finish();
@@ -68,8 +68,8 @@ fn purge_spares_memory_that_is_used_now_and_then() {
     let bench = Bench::new(Settings::default());
     let stream = bench.gpu.stream();
     peak(&bench, 50, stream);
-    let kept = bench.allocate(MIB, stream);
-    // Larger than a chunk, so that it takes several, and at times none of the same.
+    let live = bench.allocate(MIB, stream);
+    // Larger than a chunk, so that it takes several, and different ones at times.
     let use_some = || {
         for size in [30 * MIB, 5 * MIB] {
             let block = bench.allocate(size, stream);
@@ -80,19 +80,19 @@ fn purge_spares_memory_that_is_used_now_and_then() {
     };
     purge_from(&bench, 0, 4 * TIMEOUT, use_some);
     let (held, created) = (bench.reserved(), bench.calls("cuMemCreate"));
-    assert!(held < 80 * MIB, "{held} bytes are kept");
+    assert!(held < 80 * MIB, "{held} bytes are reserved");
     purge_from(&bench, 4 * TIMEOUT, 12 * TIMEOUT, use_some);
     assert_eq!(bench.reserved(), held);
     assert_eq!(
         bench.calls("cuMemCreate"),
         created,
-        "what was given back was wanted"
+        "memory in use was purged"
     );
-    bench.free(kept);
+    bench.free(live);
     bench.finish();
 }
 
-/// Memory at rest meets any request that it can meet, as if it were not.
+/// Purged chunks serve any request that they could have served before.
 #[test]
 fn purged_memory_is_reused_on_a_miss() {
     let bench = Bench::new(Settings {
@@ -107,13 +107,13 @@ fn purged_memory_is_reused_on_a_miss() {
     free.iter().for_each(|block| bench.free(*block));
     bench.gpu.settle();
     let held = bench.reserved();
-    // The second time the device is known to be idle, and the chunks are put to rest.
+    // At the second time the device is known to be idle, and the chunks leave the free lists.
     purge_at(&bench, 0);
     purge_at(&bench, TIMEOUT - 1);
     let small = bench.allocate(512, b);
     let middle = bench.allocate(8 * MIB, b);
     assert_eq!(bench.reserved(), held);
-    // No free block is as large, so chunks are moved.
+    // No free block is large enough, so chunks are remapped.
     let large = bench.allocate(30 * MIB, b);
     assert!(bench.device().figures().counters.stitches > 0);
     assert_eq!(bench.reserved(), held);
@@ -148,7 +148,7 @@ fn purge_spares_private_pools_and_waits_while_one_is_filled() {
     peak(&bench, 10, stream);
     let held = bench.reserved();
     with_pool(&bench, (1, 0), || {
-        // No allocation yet, so a capture is to be feared.
+        // No allocation yet, so that a capture may have begun.
         purge_from(&bench, 0, 5 * TIMEOUT, || ());
         assert_eq!(bench.reserved(), held);
         let block = bench.allocate(6 * MIB, stream);
@@ -193,7 +193,7 @@ mod sim_only {
         };
         let machine = bench.machine();
         let stream = bench.gpu.stream();
-        // Of a stream that says so when the default one is asked.
+        // A capture that a query of the default stream reveals.
         let mut blocking: CUstream = std::ptr::null_mut();
         // SAFETY: the output is a local.
         unsafe { (bench.gpu.functions.cuStreamCreate)(&mut blocking, 0) };
@@ -205,7 +205,7 @@ mod sim_only {
         assert_eq!(bench.reserved(), held);
         purge_from(&bench, 5 * TIMEOUT, 7 * TIMEOUT, || ());
         assert_eq!(bench.reserved(), 0);
-        // Of any other stream, as long as memory is asked for now and then.
+        // A capture of any other stream, while memory is requested now and then.
         machine.set_capturing(stream as CUstream, true);
         purge_from(&bench, 7 * TIMEOUT, 11 * TIMEOUT, || {
             let blocks = [3 * MIB, 50 * MIB].map(|size| bench.allocate(size, stream));
@@ -220,7 +220,7 @@ mod sim_only {
         bench.finish();
     }
 
-    /// A driver that does not take memory back is asked again, and nothing is lost meanwhile.
+    /// A release that the driver refuses is tried again, and nothing is lost meanwhile.
     #[test]
     fn purge_survives_driver_failures() {
         for call in ["cuMemUnmap", "cuMemRelease", "cuCtxRecordEvent"] {

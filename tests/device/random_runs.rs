@@ -13,7 +13,7 @@ fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// The seeds of a test that has so many.
+/// The seeds of a test with `count` of them.
 fn seeds(count: u64) -> Vec<u64> {
     match variable("CONCERTINA_TEST_SEED") {
         Some(seed) => vec![seed],
@@ -29,7 +29,7 @@ fn random_runs_keep_contents() {
         let plan = Plan {
             streams: 1 + seed % 6,
             limits: Some((300 * MIB, 3 * GIB)),
-            tend: seed % 2 == 1,
+            purge: seed % 2 == 1,
             cuda: seed % 3 == 2,
             ..Plan::default()
         };
@@ -87,7 +87,7 @@ fn threads(bench: &Bench, count: usize, devices: usize, operations: u64, plan: P
 fn threads_plan() -> Plan {
     Plan {
         streams: 2,
-        tend: true,
+        purge: true,
         largest: 50 * MIB,
         live: 100 * MIB,
         ..Plan::default()
@@ -129,7 +129,7 @@ mod sim_only {
     pub fn run(name: &str, seed: u64, change: impl Fn(&mut Plan, &mut Settings)) {
         let _seed = Seed(seed);
         let mut random = Random::new(seed);
-        // Many small chunks now and then, so that many are moved.
+        // Small chunks now and then, so that many are remapped.
         let (granularity, chunk) = match random.below(6) {
             0 => (256 * KIB, 512 * KIB),
             turn => (
@@ -151,10 +151,10 @@ mod sim_only {
             unknown: false,
             defaults: false,
             foreign: false,
-            elsewhere: false,
+            other_streams_free: false,
             pools: random.once_in(4),
             empty: !random.once_in(3),
-            tend: random.once_in(2),
+            purge: random.once_in(2),
             limits: random.once_in(2).then_some((100 * MIB, GIB)),
             check: random.once_in(8),
         };
@@ -187,7 +187,7 @@ mod sim_only {
         bench.device().set_limit(None);
         runner.end();
         bench.finish();
-        runner.accounts.agree_at_rest(&bench.device().figures());
+        runner.accounts.agree_when_idle(&bench.device().figures());
     }
 
     #[test]
@@ -238,8 +238,8 @@ mod sim_only {
                 plan.destroy = seed % 2 == 0;
                 plan.defaults = seed % 3 == 0;
                 plan.foreign = seed % 5 < 2;
-                plan.elsewhere = seed % 7 < 3;
-                plan.cuda |= plan.elsewhere;
+                plan.other_streams_free = seed % 7 < 3;
+                plan.cuda |= plan.other_streams_free;
                 plan.streams = plan.streams.max(2);
                 settings.stream_waits = seed % 8 != 7;
             });
@@ -273,7 +273,7 @@ mod sim_only {
                 destroy: random.once_in(2),
                 foreign: random.once_in(2),
                 pools: random.once_in(4),
-                tend: random.once_in(2),
+                purge: random.once_in(2),
                 ..Plan::default()
             };
             let config = Config {

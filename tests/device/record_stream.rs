@@ -4,8 +4,8 @@ use crate::harness::gpu::{Bench, Held, KIB, MIB};
 use concertina_engine::settings::Settings;
 use std::collections::{HashSet, VecDeque};
 
-/// Has so much memory been in use before, the pool rather grows than has a stream wait.
-fn room_to_grow(bench: &Bench, bytes: u64) {
+/// Once this much memory has been in use, the pool rather grows than makes a stream wait.
+fn allow_growth(bench: &Bench, bytes: u64) {
     bench.free(bench.allocate(bytes, bench.gpu.stream()));
     bench.device().empty_cache();
 }
@@ -29,13 +29,12 @@ fn freed_while_recorded_stream_works(
     (block, held)
 }
 
-/// Once a recorded use is over, its block is handed out before larger free blocks are cut, which nothing but
-/// time has called for.
+/// Once a recorded use is over, its block is handed out before larger free blocks are split.
 #[test]
 fn record_stream_block_is_the_next_of_its_size_once_unused() {
     let bench = Bench::new(Settings::default());
     let (size, home) = (4 * KIB, bench.gpu.stream());
-    let wall = bench.allocate(size, home);
+    let separator = bench.allocate(size, home);
     let (block, held) = freed_while_recorded_stream_works(&bench, size, home, bench.gpu.stream());
     let meanwhile = bench.allocate(size, home);
     assert_ne!(meanwhile, block);
@@ -49,22 +48,22 @@ fn record_stream_block_is_the_next_of_its_size_once_unused() {
         "each request was met once, and the first had to grow"
     );
     assert_eq!(bench.device().check(), Ok(()));
-    [wall, meanwhile, next]
+    [separator, meanwhile, next]
         .into_iter()
         .for_each(|block| bench.free(block));
     bench.finish();
 }
 
-/// Also where there is always another that waits.
+/// Also where other blocks are always deferred.
 #[test]
 fn record_stream_blocks_are_reused_in_the_order_of_their_frees() {
     for late in [1, 4, 16] {
         let bench = Bench::new(Settings::default());
         let home = bench.gpu.stream();
-        // To drop a hold waits for all of the device's work, which others still hold.
+        // Dropping a hold waits for all of the device's work, which others still hold.
         let (mut uses, mut over) = (VecDeque::new(), Vec::new());
         let mut blocks = HashSet::new();
-        // None is made while others are held.
+        // No stream is created while others are held.
         let users: Vec<u64> = (0..200).map(|_| bench.gpu.stream()).collect();
         for user in users {
             let (block, held) = freed_while_recorded_stream_works(&bench, 4 * KIB, home, user);
@@ -82,7 +81,7 @@ fn record_stream_blocks_are_reused_in_the_order_of_their_frees() {
     }
 }
 
-/// However many requests are met while a block waits, the device is asked a few times only.
+/// However many requests are served while a block is deferred, its event is queried a few times only.
 #[test]
 fn record_stream_polls_events_seldom() {
     let bench = Bench::new(Settings::default());
@@ -90,15 +89,15 @@ fn record_stream_polls_events_seldom() {
     let (_, held) = freed_while_recorded_stream_works(&bench, 512, home, bench.gpu.stream());
     let before = bench.calls("cuEventQuery");
     let blocks: Vec<u64> = (0..1000).map(|_| bench.allocate(512, home)).collect();
-    let asked = bench.calls("cuEventQuery") - before;
-    assert!((1..=10).contains(&asked), "{asked} times");
+    let queries = bench.calls("cuEventQuery") - before;
+    assert!((1..=10).contains(&queries), "{queries} queries");
     assert!(bench.calls("cuCtxRecordEvent") <= 2);
     held.release();
     blocks.into_iter().for_each(|block| bench.free(block));
     bench.finish();
 }
 
-/// A use that was recorded is waited for on the GPU too, where memory would grow otherwise.
+/// A recorded use is waited for on the GPU where the pool would grow otherwise.
 #[test]
 fn record_stream_use_is_waited_for_on_the_gpu_before_growing() {
     let bench = Bench::new(Settings::default());
@@ -124,7 +123,7 @@ fn record_stream_use_is_waited_for_on_the_gpu_before_growing() {
 fn record_stream_defers_reuse_until_its_work_is_done() {
     let bench = Bench::new(Settings::default());
     let (gpu, size) = (&bench.gpu, 32 * MIB);
-    room_to_grow(&bench, 4 * size);
+    allow_growth(&bench, 4 * size);
     let (a, b) = (gpu.stream(), gpu.stream());
     let block = bench.allocate(size, a);
     gpu.fill(block, size, 1, a);
@@ -161,7 +160,7 @@ fn record_stream_defers_reuse_until_its_work_is_done() {
 fn record_stream_on_several_streams_defers_reuse_for_all() {
     let bench = Bench::new(Settings::default());
     let (gpu, size) = (&bench.gpu, 8 * MIB);
-    room_to_grow(&bench, 8 * size);
+    allow_growth(&bench, 8 * size);
     let home = gpu.stream();
     let users: Vec<u64> = (0..4).map(|_| gpu.stream()).collect();
     let block = bench.allocate(size, home);
@@ -189,12 +188,12 @@ fn record_stream_on_several_streams_defers_reuse_for_all() {
     bench.finish();
 }
 
-/// The recorded stream's work may still run when nobody can ask about it any more.
+/// The recorded stream's work may still run when its handle is gone.
 #[test]
 fn record_stream_of_a_destroyed_stream_still_defers_reuse() {
     let bench = Bench::new(Settings::default());
     let (gpu, size) = (&bench.gpu, 16 * MIB);
-    room_to_grow(&bench, 4 * size);
+    allow_growth(&bench, 4 * size);
     let (home, user) = (gpu.stream(), gpu.stream());
     let block = bench.allocate(size, home);
     let held = gpu.hold(&[user]);
@@ -238,7 +237,7 @@ fn record_stream_of_another_devices_stream_defers_reuse() {
     bench.finish();
 }
 
-/// The same where the block is freed as if any stream might use it.
+/// The same where the block is freed in no stream's order.
 #[test]
 fn record_stream_of_another_devices_stream_defers_an_unordered_free() {
     let name = "record_stream_of_another_devices_stream_defers_an_unordered_free";
@@ -246,14 +245,14 @@ fn record_stream_of_another_devices_stream_defers_an_unordered_free() {
         return;
     };
     let (gpu, size) = (&bench.gpu, 16 * MIB);
-    let (home, abroad) = (gpu.stream(), gpu.stream_on(1));
+    let (home, other_device) = (gpu.stream(), gpu.stream_on(1));
     let block = bench.allocate(size, home);
     gpu.fill(block, size, 1, home);
-    assert!(gpu.order(home, abroad));
+    assert!(gpu.order(home, other_device));
     gpu.synchronize(home);
     gpu.late();
-    gpu.fill(block, size, 2, abroad);
-    assert_eq!(bench.device().record_use(block, abroad), Ok(()));
+    gpu.fill(block, size, 2, other_device);
+    assert_eq!(bench.device().record_use(block, other_device), Ok(()));
     bench.forget(block);
     assert_eq!(bench.device().free_deferred(block), Ok(()));
     let other = bench.allocate(size, home);

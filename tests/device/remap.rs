@@ -4,7 +4,7 @@ use crate::harness::gpu::{Bench, KIB, MIB, every_other, rounded};
 use concertina_engine::settings::Settings;
 
 /// 64 blocks of 4 MiB, every other one freed, and a request for half of what is free: chunks are
-/// moved to where it gets one contiguous range, while the work on the freed blocks still runs, and
+/// remapped as one contiguous range, while the work on the freed blocks still runs, and
 /// nothing waits. What other blocks hold stays as it was.
 #[test]
 fn remap_makes_scattered_free_blocks_one_contiguous_range() {
@@ -27,11 +27,11 @@ fn remap_makes_scattered_free_blocks_one_contiguous_range() {
             bench.free(*block);
         }
         let wanted = 64 * MIB + 512;
-        let stitched = bench.allocate(wanted, stream);
-        gpu.fill(stitched, rounded(wanted), 0xabcd, stream);
+        let remapped = bench.allocate(wanted, stream);
+        gpu.fill(remapped, rounded(wanted), 0xabcd, stream);
         let after = bench.device().figures();
         held.release();
-        assert!(after.counters.stitches > 0, "no chunk was moved");
+        assert!(after.counters.stitches > 0, "no chunk was remapped");
         assert!(
             after.reserved_bytes() <= before.reserved_bytes() + 6 * MIB,
             "it grew instead"
@@ -39,20 +39,20 @@ fn remap_makes_scattered_free_blocks_one_contiguous_range() {
         assert_eq!(after.counters.syncs, before.counters.syncs);
         assert_eq!(bench.device().check(), Ok(()));
 
-        gpu.expect(stitched, rounded(wanted), 0xabcd, stream);
+        gpu.expect(remapped, rounded(wanted), 0xabcd, stream);
         for (turn, block) in blocks.iter().enumerate().filter(|(turn, _)| turn % 2 == 1) {
             gpu.expect(*block, size, turn as u32, stream);
         }
-        // The other way round: what is written to the others does not show in the moved chunks.
+        // Conversely, writes to the other blocks do not show in the remapped chunks.
         for block in blocks.iter().skip(1).step_by(2) {
             gpu.fill(*block, size, 0x5555, stream);
         }
         // Each part has its own number, so none stands for another.
         let step = 128 * KIB;
         for at in (0..rounded(wanted)).step_by(step as usize) {
-            gpu.fill(stitched + at, 4, (at / step) as u32, stream);
+            gpu.fill(remapped + at, 4, (at / step) as u32, stream);
         }
-        let all = gpu.read(stitched, rounded(wanted), stream);
+        let all = gpu.read(remapped, rounded(wanted), stream);
         for (at, word) in all.iter().enumerate() {
             let at = at as u64 * 4;
             let expected = if at.is_multiple_of(step) {
@@ -62,16 +62,16 @@ fn remap_makes_scattered_free_blocks_one_contiguous_range() {
             };
             assert_eq!(*word, expected, "{at} bytes into the range");
         }
-        for block in blocks.iter().skip(1).step_by(2).chain([&stitched]) {
+        for block in blocks.iter().skip(1).step_by(2).chain([&remapped]) {
             bench.free(*block);
         }
         bench.finish();
     }
 }
 
-/// The chunks that a large block is put together from have two addresses for a while, the old one and
+/// The remapped chunks of a large block have two addresses for a while, the old one and
 /// the new. Words written through either are read through the other, with nothing but the stream's order
-/// between: that is what moving chunks under running work rests on.
+/// between: remapping under running work relies on that.
 #[test]
 fn remap_old_and_new_address_show_the_same_bytes() {
     let chunk = 2 * MIB;
@@ -81,12 +81,12 @@ fn remap_old_and_new_address_show_the_same_bytes() {
     });
     let (gpu, stream) = (&bench.gpu, bench.gpu.stream());
     let blocks: Vec<u64> = (0..64).map(|_| bench.allocate(chunk, stream)).collect();
-    let (freed, kept) = every_other(&blocks);
+    let (freed, live) = every_other(&blocks);
     let size = freed.len() as u64 * chunk;
     // On a card nothing can be copied out while the stream is held.
     let (through_new, through_old) = (bench.allocate(size, stream), bench.allocate(size, stream));
     let before = bench.device().figures().counters;
-    // Late from here on, so that the moving overtakes the work.
+    // Work is held from here on, so that the remap overtakes it.
     let held = gpu.hold(&[stream]);
     for (turn, old) in freed.iter().enumerate() {
         gpu.fill(*old, chunk, 1 + turn as u32, stream);
@@ -94,12 +94,15 @@ fn remap_old_and_new_address_show_the_same_bytes() {
     }
     let large = bench.allocate(size, stream);
     let after = bench.device().figures().counters;
-    let moved = (after.stitches - before.stitches) as usize;
-    assert!(moved >= freed.len() / 2, "only {moved} chunks were moved");
+    let remapped = (after.stitches - before.stitches) as usize;
+    assert!(
+        remapped >= freed.len() / 2,
+        "only {remapped} chunks were remapped"
+    );
     assert_eq!(
         after.stale - before.stale,
-        moved as u64,
-        "an old mapping was taken down"
+        remapped as u64,
+        "an old mapping was unmapped"
     );
     if let Some(machine) = gpu.machine() {
         // What the test does at the old addresses no program may.
@@ -134,16 +137,16 @@ fn remap_old_and_new_address_show_the_same_bytes() {
             old[0]
         );
     }
-    assert_eq!(pairs, moved, "chunks read at both addresses");
-    kept.iter().for_each(|block| bench.free(*block));
+    assert_eq!(pairs, remapped, "chunks read at both addresses");
+    live.iter().for_each(|block| bench.free(*block));
     for block in [large, through_new, through_old] {
         bench.free(block);
     }
     bench.finish();
 }
 
-/// Far more chunks are moved than old mappings are kept, while the work under them still runs:
-/// they stay up, nothing waits, and they come down later.
+/// Far more chunks are remapped than old mappings may stay, while work under them still runs: they stay
+/// mapped, nothing waits, and they are unmapped afterwards.
 #[test]
 fn remap_keeps_old_mappings_while_work_under_them_runs() {
     let settings = Settings {
@@ -166,7 +169,7 @@ fn remap_keeps_old_mappings_while_work_under_them_runs() {
     }
     let large = bench.allocate(1100 * MIB, stream);
     let figures = device.figures();
-    assert!(figures.counters.stitches >= 500, "chunks were not moved");
+    assert!(figures.counters.stitches >= 500, "chunks were not remapped");
     assert_eq!(figures.counters.syncs, 0);
     assert_eq!(bench.calls("cuMemUnmap"), 0, "unmapped under running work");
     for at in (0..1100 * MIB).step_by(4 * size as usize) {
@@ -176,19 +179,21 @@ fn remap_keeps_old_mappings_while_work_under_them_runs() {
     for at in (0..1100 * MIB).step_by(4 * size as usize) {
         gpu.expect(large + at, 512, (at / size) as u32, stream);
     }
-    let mut walls: Vec<u64> = blocks.iter().copied().step_by(20).collect();
-    for (turn, block) in walls.iter().enumerate() {
+    let mut separators: Vec<u64> = blocks.iter().copied().step_by(20).collect();
+    for (turn, block) in separators.iter().enumerate() {
         gpu.expect(*block, 512, 20 * turn as u32, stream);
     }
-    // In each round the large block is put together from what lies between new walls.
+    // In each round the large block is remapped from the free blocks between new separators.
     let mut large = large;
     for round in 0..20 {
         bench.free(large);
-        walls.drain(..).for_each(|wall| bench.free(wall));
+        separators
+            .drain(..)
+            .for_each(|separator| bench.free(separator));
         let blocks: Vec<u64> = (0..550).map(|_| bench.allocate(size, stream)).collect();
         for (turn, block) in blocks.into_iter().enumerate() {
             match turn % 20 {
-                0 => walls.push(block),
+                0 => separators.push(block),
                 _ => bench.free(block),
             }
         }
@@ -197,7 +202,7 @@ fn remap_keeps_old_mappings_while_work_under_them_runs() {
     }
     assert!(bench.calls("cuMemUnmap") > 0, "old mappings pile up");
     gpu.expect(large, 1100 * MIB, 19, stream);
-    walls
+    separators
         .into_iter()
         .chain([large])
         .for_each(|block| bench.free(block));
@@ -211,13 +216,13 @@ fn remap_chunks_again_and_again() {
         ..Settings::default()
     });
     let (gpu, stream) = (&bench.gpu, bench.gpu.stream());
-    let mut walls: Vec<u64> = Vec::new();
+    let mut separators: Vec<u64> = Vec::new();
     for turn in 0..40u64 {
-        // Each turn leaves small blocks behind that keep all free blocks apart.
+        // Each turn leaves small blocks that separate the free blocks.
         let blocks: Vec<u64> = (0..16)
             .map(|_| bench.allocate(6 * MIB - 512, stream))
             .collect();
-        walls.extend((0..4).map(|_| bench.allocate(512, stream)));
+        separators.extend((0..4).map(|_| bench.allocate(512, stream)));
         blocks
             .iter()
             .for_each(|block| gpu.fill(*block, 6 * MIB - 512, turn as u32, stream));
@@ -232,6 +237,8 @@ fn remap_chunks_again_and_again() {
         "{} bytes are held",
         bench.reserved()
     );
-    walls.iter().for_each(|wall| bench.free(*wall));
+    separators
+        .iter()
+        .for_each(|separator| bench.free(*separator));
     bench.finish();
 }

@@ -14,7 +14,7 @@ fn remap_under_a_limit_joins_the_chunks_of_a_freed_large_block() {
             .map(|mib| bench.allocate(mib * MIB, stream))
             .collect();
         blocks.into_iter().for_each(|block| bench.free(block));
-        // Every other one of the blocks that come after is freed: more than is wanted, in pieces.
+        // Every other one of the next blocks is freed: more than is requested, in pieces.
         let blocks: Vec<u64> = (0..9600 / size)
             .map(|_| bench.allocate(size * MIB, stream))
             .collect();
@@ -28,8 +28,8 @@ fn remap_under_a_limit_joins_the_chunks_of_a_freed_large_block() {
     bench.finish();
 }
 
-/// Many chunks are moved, so that old mappings come down while others of the same stream's free blocks
-/// are still free: those are not lost to other streams.
+/// So many chunks are remapped that old mappings are unmapped, beside other free blocks of the same stream:
+/// those are not lost to other streams.
 #[test]
 fn remap_under_a_limit_loses_no_free_block_when_old_mappings_are_unmapped() {
     let limit = 1180 * MIB;

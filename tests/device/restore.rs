@@ -9,7 +9,7 @@ use concertina_engine::settings::Settings;
 
 const POOL: PoolId = (1, 0);
 
-/// Goes back, and allocates what was in use then, in that order.
+/// Restores the pool, and allocates the blocks of the state in their order.
 fn restore_and_allocate(bench: &Bench, blocks: &[BlockInfo]) -> Result<(), NotRestored> {
     let device = bench.device();
     let route = PoolRoute {
@@ -18,7 +18,7 @@ fn restore_and_allocate(bench: &Bench, blocks: &[BlockInfo]) -> Result<(), NotRe
     };
     device.restore_pool(route, blocks)?;
     for block in blocks {
-        // Whatever the stream is that asks.
+        // On whichever stream.
         let address = device.allocate(block.requested as usize, 0);
         assert_eq!(address.unwrap(), block.start);
         bench.adopt(block.start, block.requested, block.stream.handle);
@@ -64,7 +64,7 @@ fn random_states(settings: Settings, seed: u64) {
         }
         gpu.settle();
         let allocated = device.figures().counters.all.allocated_bytes.current;
-        // Another branch: some die, others come and die.
+        // A different course: some blocks are freed, others allocated and freed.
         with_pool(&bench, POOL, || churn(&mut live, 40));
         live.drain(..).for_each(|block| bench.free(block));
         assert_eq!(restore_and_allocate(&bench, &state), Ok(()));
@@ -76,7 +76,7 @@ fn random_states(settings: Settings, seed: u64) {
         let counters = device.figures().counters;
         assert_eq!(counters.all.allocated_bytes.current, allocated);
         live.extend(state.iter().map(|it| it.start));
-        // What the pool hands out now is none of theirs.
+        // Further allocations do not overlap them.
         for block in &state {
             gpu.fill(block.start, block.size, 7, block.stream.handle);
         }
@@ -117,7 +117,7 @@ fn restore_with_expandable_segments_off() {
     }
 }
 
-/// A block of the earlier state that was freed and is still used by another stream is waited for.
+/// A block of the earlier state that another stream still uses is waited for.
 #[test]
 fn restore_waits_for_other_streams() {
     let bench = Bench::new(Settings::default());
@@ -144,27 +144,27 @@ fn restore_that_is_refused_changes_nothing() {
     let [first, second] = with_pool(&bench, POOL, || {
         [(); 2].map(|()| bench.allocate(MIB, stream))
     });
-    let outside = bench.allocate(MIB, stream);
+    let other = bench.allocate(MIB, stream);
     let state = sorted(device.pool_blocks(POOL).unwrap());
     bench.free(first);
     let taken = Err(NotRestored::Taken(second));
     assert_eq!(restore_and_allocate(&bench, &state), taken, "in use");
     bench.free(second);
-    let elsewhere = |start| BlockInfo { start, ..state[0] };
-    for start in [outside, outside + MIB, 0, u64::MAX - 511] {
-        let blocks = [state[1], elsewhere(start)];
+    let at_address = |start| BlockInfo { start, ..state[0] };
+    for start in [other, other + MIB, 0, u64::MAX - 511] {
+        let blocks = [state[1], at_address(start)];
         assert_eq!(
             restore_and_allocate(&bench, &blocks),
             Err(NotRestored::Taken(start))
         );
     }
-    let twice = [state[0], elsewhere(state[0].start + 512)];
+    let twice = [state[0], at_address(state[0].start + 512)];
     let overlapping = Err(NotRestored::Taken(twice[1].start));
     assert_eq!(restore_and_allocate(&bench, &twice), overlapping);
     assert_eq!(device.pool_blocks(POOL), Some(Vec::new()));
     assert_eq!(device.check(), Ok(()));
     assert_eq!(device.pool_blocks((9, 9)), None);
-    bench.free(outside);
+    bench.free(other);
     device.release_pool(POOL);
     assert_eq!(
         restore_and_allocate(&bench, &state),
@@ -181,7 +181,7 @@ mod sim_only {
     use concertina_sim::Config;
     use std::ptr;
 
-    /// While a stream that waits for the default one is captured, of that nothing can be asked.
+    /// While a blocking stream is captured, the default stream cannot be queried.
     #[test]
     fn restore_beside_a_capture_returns_the_default_streams_blocks() {
         let name = "restore_beside_a_capture_returns_the_default_streams_blocks";

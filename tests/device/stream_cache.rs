@@ -1,5 +1,5 @@
-//! The stream cache: blocks of exact sizes are freed and allocated again without the pool. None is lost or handed
-//! out twice, whichever thread frees.
+//! The stream cache: blocks of exact sizes are freed and allocated again without the pool. None is lost or
+//! handed out twice, whichever thread frees.
 
 use crate::harness::accounts::identities;
 use crate::harness::gpu::{Bench, KIB, MIB, on_card};
@@ -28,12 +28,12 @@ fn stream_cache_under_changing_sizes_and_streams() {
     let bench = Bench::new(Settings::default());
     let (device, streams) = (bench.device(), [bench.gpu.stream(), bench.gpu.stream()]);
     let (mut live, mut random) = (Live::default(), Random::new(7));
-    let mut kept: Vec<(u64, u64)> = Vec::new();
+    let mut live_blocks: Vec<(u64, u64)> = Vec::new();
     let mut count = 0;
     for phase in 0..if on_card() { 8 } else { 60 } {
         let stream = streams[random.below(2) as usize];
         for _ in 0..200 {
-            // In turns: the same size over and over; a few sizes; no size twice.
+            // In turns: one size only; a few sizes; random sizes.
             let size = match phase % 3 {
                 0 => 64 * KIB,
                 1 => (1 + random.below(3)) * 100 * KIB,
@@ -43,32 +43,32 @@ fn stream_cache_under_changing_sizes_and_streams() {
             count += 1;
             live.add(address, size);
             if random.once_in(3) {
-                kept.push((address, stream));
-                if kept.len() > 100 {
-                    let at = random.below(kept.len() as u64) as usize;
-                    let (address, stream) = kept.swap_remove(at);
+                live_blocks.push((address, stream));
+                if live_blocks.len() > 100 {
+                    let at = random.below(live_blocks.len() as u64) as usize;
+                    let (address, stream) = live_blocks.swap_remove(at);
                     live.0.remove(&address);
                     assert_eq!(device.free(address, stream), Ok(()));
                 }
             } else {
                 live.0.remove(&address);
-                // A caller that names another stream is slower, and no less right.
-                let named = if random.once_in(4) {
+                // The caller may name another stream: that is slower, and has to work.
+                let caller = if random.once_in(4) {
                     streams[0]
                 } else {
                     stream
                 };
-                assert_eq!(device.free(address, named), Ok(()));
-                assert_eq!(device.free(address, named), Err(UnknownPointer), "twice");
+                assert_eq!(device.free(address, caller), Ok(()));
+                assert_eq!(device.free(address, caller), Err(UnknownPointer), "twice");
             }
         }
         identities(&device.figures());
         let figures = device.figures().counters;
         assert_eq!(figures.all.allocation.allocated, count);
-        assert_eq!(figures.all.allocation.current, kept.len() as u64);
+        assert_eq!(figures.all.allocation.current, live_blocks.len() as u64);
         assert_eq!(device.check(), Ok(()));
     }
-    for (address, stream) in kept {
+    for (address, stream) in live_blocks {
         assert_eq!(device.free(address, stream), Ok(()));
     }
     bench.finish();
@@ -109,7 +109,7 @@ fn stream_cache_shared_by_threads_of_one_stream() {
                 _ => random.between(1, MIB),
             };
             let address = device.allocate(size as usize, stream).expect("memory");
-            // Whoever has a block is the only one: its owner is written beside it.
+            // Each block has one owner, which the simulated GPU checks.
             gpu.claim(address, size, seed + 1);
             gpu.disown(address, size);
             match random.below(3) {

@@ -1,4 +1,5 @@
-//! Stream handles: which stream one stands for, default streams, destroyed streams, and threads without a context.
+//! Stream handles: which stream one stands for, default streams, destroyed streams, and threads without a
+//! context.
 
 use crate::cross_stream::freed_while_its_stream_works;
 use crate::harness::gpu::{Bench, KIB, MIB};
@@ -89,7 +90,7 @@ fn stream_destroyed_before_its_blocks_are_freed() {
     let (gpu, size) = (&bench.gpu, 16 * MIB);
     let (old, other) = (gpu.stream(), gpu.stream());
     let (early, late) = (bench.allocate(size, old), bench.allocate(size, old));
-    let wall = bench.allocate(512, other);
+    let separator = bench.allocate(512, other);
     let held = gpu.hold(&[old]);
     [early, late]
         .into_iter()
@@ -102,7 +103,7 @@ fn stream_destroyed_before_its_blocks_are_freed() {
     assert_eq!(bench.device().check(), Ok(()));
     held.release();
     gpu.expect(block, size, 2, other);
-    [block, wall]
+    [block, separator]
         .into_iter()
         .for_each(|block| bench.free(block));
     bench.finish();
@@ -115,7 +116,7 @@ fn streams_created_and_destroyed_leak_nothing() {
     for size in [4 * KIB, 300 * KIB, 5 * MIB] {
         let bench = Bench::new(Settings::default());
         let gpu = &bench.gpu;
-        let kept = bench.allocate(64 * MIB, gpu.stream());
+        let live = bench.allocate(64 * MIB, gpu.stream());
         let mut early = 0;
         for turn in 0..1000 {
             let stream = gpu.stream();
@@ -134,7 +135,7 @@ fn streams_created_and_destroyed_leak_nothing() {
             late <= early + 2 * size.max(4 * MIB),
             "{size}: {early} bytes grew to {late}"
         );
-        bench.free(kept);
+        bench.free(live);
         bench.finish();
     }
 }
@@ -172,8 +173,9 @@ mod sim_only {
     use concertina_sim::Config;
     use std::thread;
 
-    /// The driver is asked which stream a handle means, as it may be another one than before; but of a stream
-    /// that is never destroyed only once, and not while it is captured, which to ask could end.
+    /// The driver is asked for the id of a stream's handle, which may have been reused; for a stream that is
+    /// never destroyed only once. Such a stream is not queried while it is captured, which could break the
+    /// capture.
     #[test]
     fn stream_handle_of_a_permanent_stream_is_looked_up_once() {
         let name = "stream_handle_of_a_permanent_stream_is_looked_up_once";
@@ -181,37 +183,37 @@ mod sim_only {
             return;
         };
         let (device, machine) = (bench.device(), bench.machine());
-        let [kept, other] = [bench.gpu.stream(), bench.gpu.stream()];
-        let asked = |stream| {
+        let [permanent, other] = [bench.gpu.stream(), bench.gpu.stream()];
+        let queries = |stream| {
             let calls = || ["cuStreamGetId", "cuStreamIsCapturing"].map(|name| machine.calls(name));
             let before = calls();
             bench.free(bench.allocate(512, stream));
             let after = calls();
             (after[0] - before[0], after[1] - before[1])
         };
-        bench.free(bench.allocate(512, kept));
-        let key = device.key(kept);
-        assert_eq!(asked(kept), (1, 1));
-        device.add_permanent_stream(kept);
-        assert_eq!(asked(kept), (0, 0));
-        assert_eq!((asked(other).0, asked(0).0), (1, 0));
+        bench.free(bench.allocate(512, permanent));
+        let key = device.key(permanent);
+        assert_eq!(queries(permanent), (1, 1));
+        device.add_permanent_stream(permanent);
+        assert_eq!(queries(permanent), (0, 0));
+        assert_eq!((queries(other).0, queries(0).0), (1, 0));
         let block = bench.allocate(512, other);
         let before = machine.calls("cuStreamGetCtx");
-        assert_eq!(device.record_use(block, kept), Ok(()));
+        assert_eq!(device.record_use(block, permanent), Ok(()));
         assert_eq!(machine.calls("cuStreamGetCtx"), before);
         bench.free(block);
         // What it had before is its own still.
-        assert_eq!(device.key(kept), key);
+        assert_eq!(device.key(permanent), key);
         // No stream outlives its context, and another may get the handle.
         device.reset(false);
-        assert_eq!(asked(kept).0, 1);
-        device.add_permanent_stream(kept);
-        assert_eq!(asked(kept), (0, 0));
+        assert_eq!(queries(permanent).0, 1);
+        device.add_permanent_stream(permanent);
+        assert_eq!(queries(permanent), (0, 0));
         // The default streams are no such thing.
         device.add_permanent_stream(0);
         device.add_permanent_stream(PER_THREAD);
-        let elsewhere = thread::scope(|scope| scope.spawn(|| device.key(PER_THREAD)).join());
-        assert_ne!(Some(device.key(PER_THREAD)), elsewhere.ok());
+        let in_other_thread = thread::scope(|scope| scope.spawn(|| device.key(PER_THREAD)).join());
+        assert_ne!(Some(device.key(PER_THREAD)), in_other_thread.ok());
         bench.finish();
     }
 }

@@ -1,4 +1,5 @@
-//! Private pools whose memory a supplier allocates (`torch.cuda.memory.CUDAPluggableAllocator` in a `MemPool`).
+//! Private pools whose memory a supplier allocates (`torch.cuda.memory.CUDAPluggableAllocator` in a
+//! `MemPool`).
 
 use crate::harness::gpu::{Bench, Gpu, MIB, ok};
 use concertina_engine::device::{OutOfMemory, PoolRoute, Supplier};
@@ -9,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 const POOL: (u64, u64) = (0, 7);
 
-/// Supplies what the driver gives, up to so many bytes at a time.
+/// Supplies memory of the driver, up to `most` bytes at a time.
 struct Source {
     gpu: Gpu,
     most: u64,
@@ -107,12 +108,12 @@ fn supplier_memory_is_held_until_the_pool_is_released() {
     in_every_mode(|settings| {
         let (bench, source) = bench(settings, u64::MAX);
         let stream = bench.gpu.stream();
-        let everybodys = bench.allocate(3 * MIB, stream);
+        let of_shared_arena = bench.allocate(3 * MIB, stream);
         let small = allocate(&bench, 600, stream).expect("memory");
         let large = allocate(&bench, 3 * MIB, stream).expect("memory");
         assert_eq!(source.sizes(), [2 * MIB, 20 * MIB]);
         assert!(source.has(small, 1024) && source.has(large, 3 * MIB));
-        assert!(!source.has(everybodys, 1));
+        assert!(!source.has(of_shared_arena, 1));
         let held = bench.reserved();
         bench.free(large);
         let again = allocate(&bench, 3 * MIB, stream).expect("memory");
@@ -126,7 +127,7 @@ fn supplier_memory_is_held_until_the_pool_is_released() {
         bench.device().return_supplied();
         assert_eq!(source.sizes(), [2 * MIB]);
         bench.free(small);
-        bench.free(everybodys);
+        bench.free(of_shared_arena);
         bench.device().empty_cache();
         assert_eq!(
             source.sizes(),
@@ -194,13 +195,13 @@ fn supplier_memory_counts_to_the_limit() {
     let stream = bench.gpu.stream();
     let block = allocate(&bench, 40 * MIB, stream).expect("memory");
     allocate(&bench, 40 * MIB, stream).expect_err("over the limit");
-    let everybodys = bench.device().allocate(40 << 20, stream);
-    assert!(everybodys.is_err(), "it counts for everybody");
+    let of_shared_arena = bench.device().allocate(40 << 20, stream);
+    assert!(of_shared_arena.is_err(), "the limit counts both");
     bench.free(block);
     bench.device().release_pool(POOL);
     bench.device().return_supplied();
     assert!(source.sizes().is_empty());
-    let everybodys = bench.allocate(40 * MIB, stream);
-    bench.free(everybodys);
+    let of_shared_arena = bench.allocate(40 * MIB, stream);
+    bench.free(of_shared_arena);
     bench.finish();
 }

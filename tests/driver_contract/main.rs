@@ -1,21 +1,21 @@
-//! The simulated GPU keeps the real driver's promises, and notices when a program breaks its own.
+//! The simulated GPU behaves as the real driver promises, and reports programs that break the driver's rules.
 //!
-//! By area: every promise has a green test, every check a red one that provokes it.
+//! For each area, every promise has a test that relies on it, and every check one that provokes it.
 
-mod capture;
-mod context;
-mod copy;
-mod failure;
-mod graph;
-mod mapping;
+mod captures;
+mod contexts;
+mod copies;
+mod failures_on_demand;
+mod graphs;
+mod mappings;
 mod memory;
-mod order;
-mod owner;
+mod memory_pools;
+mod ownership;
 mod pace;
-mod pool;
-mod signature;
-mod speed;
-mod stream;
+mod race_detector;
+mod signatures;
+mod simulation_cost;
+mod streams;
 
 use concertina_sim::*;
 use cudarc::driver::sys::{

@@ -1,4 +1,4 @@
-//! The driver's own allocations, and how much memory there is.
+//! Memory: cuMemAlloc and cuMemFree, and how much there is.
 
 use super::*;
 
@@ -47,7 +47,7 @@ fn memory_is_finite_and_counted() {
 }
 
 #[test]
-fn allocations_are_aligned_and_apart() {
+fn memory_allocations_are_aligned_and_do_not_overlap() {
     let _rig = Rig::new(Config::default());
     let (one, other) = (alloc(1), alloc(1));
     assert_eq!((one % 512, other % 512), (0, 0));
@@ -62,7 +62,7 @@ fn allocations_are_aligned_and_apart() {
 }
 
 #[test]
-fn a_free_waits_for_the_device() {
+fn memory_free_waits_for_the_device() {
     let rig = Rig::held();
     let (one, other) = (alloc(4096), alloc(4096));
     let (a, b) = (stream(), stream());
@@ -80,7 +80,7 @@ fn a_free_waits_for_the_device() {
 }
 
 #[test]
-fn host_pointers_are_usable() {
+fn memory_of_the_host_is_usable() {
     let _rig = Rig::new(Config {
         host_pointers: true,
         ..Config::default()
@@ -98,7 +98,7 @@ fn host_pointers_are_usable() {
 }
 
 #[test]
-fn copies_go_all_ways() {
+fn copies_between_host_and_device() {
     for host_pointers in [false, true] {
         let _rig = Rig::new(Config {
             host_pointers,

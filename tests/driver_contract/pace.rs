@@ -1,10 +1,10 @@
-//! When work runs.
+//! Pace: when work runs.
 
 use super::*;
 use std::sync::atomic::Ordering::SeqCst;
 
 #[test]
-fn immediate_work_runs_at_once() {
+fn pace_immediate_runs_work_at_once() {
     let _rig = Rig::new(Config::default());
     let (a, counter) = (stream(), counter());
     ok(count_up(a, counter));
@@ -13,7 +13,7 @@ fn immediate_work_runs_at_once() {
 }
 
 #[test]
-fn held_work_runs_when_told_or_needed() {
+fn pace_held_runs_work_when_told_or_needed() {
     let rig = Rig::held();
     let (a, b, counter) = (stream(), stream(), counter());
     ok(count_up(a, counter));
@@ -37,7 +37,7 @@ fn held_work_runs_when_told_or_needed() {
 }
 
 #[test]
-fn late_work_runs_so_many_ticks_later() {
+fn pace_late_runs_work_after_a_number_of_ticks() {
     let rig = Rig::held();
     let (a, b, counter) = (stream(), stream(), counter());
     ok(count_up(a, counter));
@@ -59,7 +59,7 @@ fn late_work_runs_so_many_ticks_later() {
 }
 
 #[test]
-fn late_work_pulls_in_what_it_waits_for() {
+fn pace_late_runs_what_the_work_waits_for() {
     let rig = Rig::held();
     let (a, b, counter) = (stream(), stream(), counter());
     ok(count_up(a, counter));
@@ -72,7 +72,7 @@ fn late_work_pulls_in_what_it_waits_for() {
 }
 
 #[test]
-fn random_work_runs_between_calls_and_repeats_by_seed() {
+fn pace_random_runs_work_between_calls_and_repeats_by_seed() {
     let trace = |seed| {
         let rig = Rig::new(Config::default());
         rig.machine.set_pace(Pace::Random(seed));

@@ -1,4 +1,4 @@
-//! Generated loads on the simulated GPU: jobs that nobody has recorded keep within bounds as well.
+//! Generated programs on the simulated GPU, and bounds on the memory that the pool reserves for them.
 
 mod programs;
 #[path = "../device/harness/random.rs"]
@@ -13,9 +13,9 @@ use random::Random;
 use replay::Replay;
 use script::Script;
 
-/// A kind of program, and the most that may be held at its peak, in shares of what is live at its peak:
-/// from an empty pool, in a second run after that, and where work ends [`LATE`] events late. A chunk of
-/// 2 MiB a stream is allowed on top.
+/// A kind of program, and the most that may be reserved at its peak, in shares of what is live at its peak:
+/// from an empty pool, in a second run after that, and where work ends [`LATE`] events late. One chunk of 2
+/// MiB for each stream is allowed on top.
 struct Load {
     name: &'static str,
     program: fn(&mut Random) -> Script,
@@ -31,8 +31,7 @@ const LATE: u64 = 50;
 
 const CHUNK: u64 = 2 << 20;
 
-/// Each bound stands a little above the worst of its programs; what they hold is the same on every
-/// machine.
+/// Each bound is a little above the worst of its programs. Results are the same on every machine.
 #[rustfmt::skip]
 const LOADS: &[Load] = &[
     Load { name: "training",      program: programs::training,      cold: 1.010, again: 1.010, late: 1.010 },
@@ -45,7 +44,7 @@ const LOADS: &[Load] = &[
 ];
 
 #[test]
-fn generated_loads_stay_within_bounds() {
+fn reserved_memory_of_generated_programs_is_bounded() {
     let mut beyond = Vec::new();
     for load in LOADS {
         for seed in 0..SEEDS {
@@ -75,10 +74,10 @@ fn generated_loads_stay_within_bounds() {
     assert!(beyond.is_empty(), "\n{}", beyond.join("\n"));
 }
 
-/// A simulated GPU's calls take no time, so there it is said beforehand that moving takes too much.
+/// Calls of the simulated GPU take no time, so the test sets a remap budget that is used up at once.
 #[test]
-fn memory_grows_where_moving_it_takes_too_much_time_and_only_where_it_is_cut_up() {
-    // What a script holds at most, and how many chunks its second pass moves.
+fn growth_where_remapping_costs_too_much_and_memory_is_fragmented() {
+    // What a script reserves at most, and how many chunks its second pass remaps.
     let run = |script: &Script, patience: u64| {
         let tuning = Tuning {
             remap_share: patience,
@@ -95,26 +94,26 @@ fn memory_grows_where_moving_it_takes_too_much_time_and_only_where_it_is_cut_up(
         let first = stitches(&replay);
         (held.max(replay.pass(script)), stitches(&replay) - first)
     };
-    let (mut moved, mut calm) = (0, 0);
+    let (mut remapped, mut calm) = (0, 0);
     for seed in 0..SEEDS {
         let script = programs::replaced(&mut Random::new(seed));
-        moved += run(&script, Tuning::default().remap_share).1;
+        remapped += run(&script, Tuning::default().remap_share).1;
         let (held, again) = run(&script, 0);
         calm += again;
         let most = script.peak_live + script.peak_live / 6 + CHUNK;
         assert!(held <= most, "seed {seed}: {held} of {most}");
-        // Where moving keeps memory together there is nothing to gain.
+        // Where remapping keeps memory contiguous there is nothing to gain.
         let script = programs::training(&mut Random::new(seed));
-        let patient = run(&script, Tuning::default().remap_share);
-        assert_eq!(patient, run(&script, 0), "seed {seed}");
+        let default_budget = run(&script, Tuning::default().remap_share);
+        assert_eq!(default_budget, run(&script, 0), "seed {seed}");
     }
-    println!("{moved} chunks moved, or {calm}");
-    assert!(calm * 20 < moved, "{calm} of {moved}");
+    println!("{remapped} chunks remapped, or {calm}");
+    assert!(calm * 20 < remapped, "{calm} of {remapped}");
 }
 
-/// One large block that was there before a job, and was freed, has it hold little more.
+/// A large block that was freed before a program starts makes the pool reserve little more.
 #[test]
-fn a_large_block_before_a_job_costs_little_memory() {
+fn reserved_memory_after_a_large_block_is_freed_is_bounded() {
     for seed in 0..SEEDS {
         for (program, bound) in [
             (programs::training as fn(&mut _) -> _, 1.010),
@@ -137,9 +136,9 @@ fn a_large_block_before_a_job_costs_little_memory() {
     }
 }
 
-/// Two large blocks at a time, of which one comes back a little larger: only the difference is moved.
+/// A large block is freed and requested again, a little larger: only the difference is remapped.
 #[test]
-fn a_large_block_that_comes_back_larger_has_room_for_it() {
+fn remap_of_a_large_block_that_grows_maps_only_the_difference() {
     const LARGE: u64 = 300 << 20;
     let mut script = Script::default();
     // A gigabyte of free blocks of two chunks.
@@ -154,24 +153,24 @@ fn a_large_block_that_comes_back_larger_has_room_for_it() {
     script.give_all(stay.into_iter().chain([second, larger]));
 
     let mut replay = Replay::new(&script, 0);
-    let mut moved = Vec::new();
+    let mut remapped = Vec::new();
     replay.watched_pass(&script, |replay, count| {
         if count == before || count == before + 1 {
-            moved.push(replay.device().figures().counters.stitches);
+            remapped.push(replay.device().figures().counters.stitches);
         }
     });
-    let [before, after] = moved[..] else {
-        panic!("{moved:?}")
+    let [before, after] = remapped[..] else {
+        panic!("{remapped:?}")
     };
-    assert!(before >= LARGE / CHUNK, "{before} moved at first");
+    assert!(before >= LARGE / CHUNK, "{before} remapped at first");
     assert!(
         (1..=3).contains(&(after - before)),
-        "{} moved",
+        "{} remapped",
         after - before
     );
 }
 
-/// Five gigabytes, then so much more that several chunks are needed for it. Answers how many it took.
+/// Allocates five gigabytes, then a block of several chunks. Returns how many chunks that created.
 fn chunks_for_more(prepare: impl FnOnce(&mut Script)) -> u64 {
     const BLOCK: u64 = 32 * CHUNK;
     let mut script = Script::default();
@@ -191,10 +190,10 @@ fn chunks_for_more(prepare: impl FnOnce(&mut Script)) -> u64 {
     created[1] - created[0]
 }
 
-/// Larger ones are not made while a program only takes memory, nor where parts of chunks lie free.
+/// Chunks are small while a program has freed nothing, and where parts of chunks are free.
 #[test]
-fn chunks_are_larger_where_memory_is_whole() {
-    // The first of every two blocks is given back: halves of chunks lie free.
+fn growth_takes_larger_chunks_where_memory_is_not_fragmented() {
+    // The first of every two blocks is freed: halves of chunks are free.
     let cut_up = |script: &mut Script| {
         let halves: Vec<_> = (0..64).map(|_| script.take(CHUNK / 2, 0)).collect();
         script.give_all(halves.into_iter().step_by(2));

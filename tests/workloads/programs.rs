@@ -1,4 +1,4 @@
-//! What programs do, as far as their memory goes. Sizes, lengths and orders follow from the seed.
+//! Generated programs: their allocations and frees. Sizes, lengths and orders follow from the seed.
 
 use crate::random::Random;
 use crate::script::{Block, Script};
@@ -13,12 +13,12 @@ pub fn training(random: &mut Random) -> Script {
     let layers = random.between(4, 17);
     let width = 64 * random.between(4, 33);
     let words = 1000 * random.between(5, 60);
-    // Weights and what the optimizer keeps for each.
+    // Weights, and the optimizer's state for each.
     let shapes: Vec<u64> = (0..layers)
         .flat_map(|_| [3 * width * width, width * width, 8 * width * width, width])
         .chain([words * width])
         .collect();
-    let mut kept: Vec<Block> = shapes
+    let mut live: Vec<Block> = shapes
         .iter()
         .map(|shape| script.take(2 * shape, 0))
         .collect();
@@ -62,7 +62,7 @@ pub fn training(random: &mut Random) -> Script {
             script.give_all([wide, stream]);
         }
         if step == 0 {
-            kept.extend(
+            live.extend(
                 shapes
                     .iter()
                     .flat_map(|shape| [4 * shape, 4 * shape])
@@ -74,7 +74,7 @@ pub fn training(random: &mut Random) -> Script {
         }
         script.give_all(gradients);
     }
-    script.give_all(kept);
+    script.give_all(live);
     script
 }
 
@@ -102,8 +102,8 @@ pub fn serving_small(random: &mut Random) -> Script {
 fn serving_of(width: u64, random: &mut Random) -> Script {
     let mut script = Script::default();
     let layers = random.between(3, 12);
-    let room = random.between(2, 9) as usize;
-    // Caches grow with every word, or by so many words at a time.
+    let batch = random.between(2, 9) as usize;
+    // Caches grow with every word, or by several words at a time.
     let step = [1, 1, 16, 64][random.below(4) as usize];
     let weights: Vec<Block> = (0..layers)
         .map(|_| script.take(width * random.between(1000, 9000), 0))
@@ -111,7 +111,7 @@ fn serving_of(width: u64, random: &mut Random) -> Script {
     let mut requests: Vec<Request> = Vec::new();
     let mut left = random.between(25, 45);
     while left > 0 || !requests.is_empty() {
-        while left > 0 && requests.len() < room && (requests.is_empty() || !random.once_in(3)) {
+        while left > 0 && requests.len() < batch && (requests.is_empty() || !random.once_in(3)) {
             left -= 1;
             let length = random.between(16, 1500);
             let end = length + random.between(10, 130);
@@ -150,7 +150,7 @@ pub fn two_models(random: &mut Random) -> Script {
     first.beside(second, 1, random)
 }
 
-/// Many streams that hand blocks on: made on one, used on another, given back by whoever is last.
+/// Many streams that hand blocks on: made on one, used on another, freed by the last.
 pub fn pipeline(random: &mut Random) -> Script {
     let mut script = Script::default();
     let streams = random.between(16, 65);
@@ -173,7 +173,7 @@ pub fn pipeline(random: &mut Random) -> Script {
     script
 }
 
-/// Sizes from a byte to gigabytes, taken and given back in no order, on a few streams.
+/// Sizes from a byte to gigabytes, allocated and freed in random order, on a few streams.
 pub fn anything(random: &mut Random) -> Script {
     let mut script = Script::default();
     let streams = random.between(1, 7);

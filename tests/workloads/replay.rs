@@ -1,4 +1,4 @@
-//! Puts scripts through a pool on the simulated GPU.
+//! Runs scripts on a pool on the simulated GPU.
 
 use crate::random::Random;
 use crate::script::{Event, Script};
@@ -29,7 +29,7 @@ impl Replay {
         replay
     }
 
-    /// The same on a GPU with so many bytes of memory, and with the default stream alone.
+    /// A pool on a GPU with `memory` bytes, with the default stream only.
     pub fn with_settings(settings: Settings, memory: u64, late: u64) -> Replay {
         // Nothing touches the memory, so there is nothing to check.
         let machine = Machine::new(Config {
@@ -67,12 +67,12 @@ impl Replay {
         self.allocator.device(0).expect("device 0")
     }
 
-    /// Runs a script to its end, and returns the most bytes that were held meanwhile.
+    /// Runs a script to its end, and returns the peak of reserved bytes.
     pub fn pass(&mut self, script: &Script) -> u64 {
         self.watched_pass(script, |_, _| ())
     }
 
-    /// The same. After each event `watch` is told how many there were.
+    /// Like `pass`; calls `watch` after each event, with the number of events so far.
     pub fn watched_pass(&mut self, script: &Script, mut watch: impl FnMut(&Replay, usize)) -> u64 {
         let device = self.device();
         device.reset_peaks();
@@ -111,7 +111,7 @@ impl Replay {
         self.streams[random.below(self.streams.len() as u64) as usize]
     }
 
-    /// All streams end but the default one; their work goes on.
+    /// Destroys all streams but the default one; their work goes on.
     pub fn end_streams(&mut self) {
         for stream in self.streams.drain(1..) {
             let device = self.allocator.device(0).expect("device 0");
@@ -122,7 +122,7 @@ impl Replay {
         }
     }
 
-    /// So many streams, the default one included.
+    /// Creates streams until there are `count`, the default one included.
     pub fn make_streams(&mut self, count: u16) {
         while self.streams.len() < usize::from(count) {
             let mut stream = null_mut();

@@ -1,4 +1,4 @@
-//! A program's allocations, written down in advance.
+//! A program's allocations, uses and frees as a list of events.
 
 use crate::random::Random;
 
@@ -21,7 +21,7 @@ pub enum Event {
 #[derive(Default)]
 pub struct Script {
     pub events: Vec<Event>,
-    /// By block: its bytes, 0 once it was given back.
+    /// By block: its bytes, 0 once it is freed.
     sizes: Vec<u64>,
     pub live: u64,
     pub peak_live: u64,

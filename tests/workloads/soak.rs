@@ -1,4 +1,5 @@
-//! Ten million events over changing shapes: what the pool keeps for itself is bounded, and flat.
+//! Soak: over ten million events of changing programs, the bookkeeping of the pool is bounded and does not
+//! grow.
 
 use crate::programs;
 use crate::random::Random;
@@ -35,8 +36,8 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What the pool keeps, and by how much its most may rise from the first half of the cycles to the second.
-/// The first three follow the shapes that come by, the others add up over time.
+/// Resources that the pool holds, and by how much their maximum may rise from the first half of the cycles to
+/// the second. The first three follow the programs, the others would add up over time.
 const KINDS: [(&str, f64); 6] = [
     ("old mappings", 1.5),
     ("mappings", 1.5),
@@ -47,10 +48,10 @@ const KINDS: [(&str, f64); 6] = [
     ("bytes of bookkeeping", 1.25),
 ];
 
-type Kept = [u64; KINDS.len()];
+type Resources = [u64; KINDS.len()];
 
-/// `heap` is what this thread holds for the pool.
-fn kept(replay: &Replay, heap: u64) -> Kept {
+/// `heap`: the bytes of host memory that this thread holds for the pool.
+fn resources(replay: &Replay, heap: u64) -> Resources {
     let (machine, figures) = (&replay.machine, replay.device().figures());
     [
         figures.counters.stale,
@@ -62,10 +63,10 @@ fn kept(replay: &Replay, heap: u64) -> Kept {
     ]
 }
 
-fn raise(most: &mut Kept, kept: Kept) {
+fn raise(most: &mut Resources, resources: Resources) {
     most.iter_mut()
-        .zip(kept)
-        .for_each(|(most, kept)| *most = kept.max(*most));
+        .zip(resources)
+        .for_each(|(most, resources)| *most = resources.max(*most));
 }
 
 /// The events of all cycles together.
@@ -74,11 +75,11 @@ const EVENTS: usize = 10_000_000;
 /// How many blocks stay.
 const STAY: usize = 200;
 
-/// A cycle is a program of each kind, none seen before. Streams end with each program and their handles
-/// come back for others; some programs have a private pool to themselves; now and then the cache is
-/// emptied, or a thread looks for idle memory. Some blocks stay for many programs.
+/// A cycle is a new program of each kind. Streams are destroyed with each program and their handles are
+/// reused; some programs have a private pool; now and then the cache is emptied, or idle memory is purged.
+/// Some blocks stay live over many programs.
 #[test]
-fn what_is_kept_is_bounded_and_flat() {
+fn soak_host_memory_and_addresses_are_bounded_and_flat() {
     let programs: &[fn(&mut Random) -> Script] = &[
         programs::training,
         programs::pipeline,
@@ -92,9 +93,9 @@ fn what_is_kept_is_bounded_and_flat() {
     let before = HELD.get();
     let mut replay = Replay::with_settings(Settings::default(), 256 << 30, 20);
     let mut stay: Vec<(u64, u64)> = Vec::with_capacity(STAY);
-    let (mut events, mut cycles): (usize, Vec<Kept>) = (0, Vec::with_capacity(1000));
+    let (mut events, mut cycles): (usize, Vec<Resources>) = (0, Vec::with_capacity(1000));
     while events < EVENTS {
-        let mut most = Kept::default();
+        let mut most = Resources::default();
         for program in programs {
             let script = program(&mut random);
             events += script.events.len();
@@ -108,12 +109,15 @@ fn what_is_kept_is_bounded_and_flat() {
                 replay.device().end_pool(pool);
                 replay.device().release_pool(pool);
             }
-            let tends = random.once_in(3);
+            let purges = random.once_in(3);
             replay.watched_pass(&script, |replay, count| {
                 if count % 1000 == 0 {
-                    let kept = kept(replay, 0);
-                    assert!(kept[0] <= 2 * (4 * kept[2]).max(256), "{kept:?}");
-                    raise(&mut most, kept);
+                    let resources = resources(replay, 0);
+                    assert!(
+                        resources[0] <= 2 * (4 * resources[2]).max(256),
+                        "{resources:?}"
+                    );
+                    raise(&mut most, resources);
                     let (device, stream) = (replay.device(), replay.any_stream(&mut random));
                     if stay.len() == STAY {
                         let (address, stream) =
@@ -126,7 +130,7 @@ fn what_is_kept_is_bounded_and_flat() {
                         Err(shortage) => panic!("{shortage}"),
                     }
                 }
-                if tends && count % 2000 == 0 {
+                if purges && count % 2000 == 0 {
                     let now = Duration::from_secs(count as u64);
                     while replay.device().purge_idle(now, Duration::from_secs(8000)) {}
                 }
@@ -136,15 +140,16 @@ fn what_is_kept_is_bounded_and_flat() {
                 replay.device().empty_cache();
             }
             let heap = (HELD.get() - before) as u64;
-            raise(&mut most, kept(&replay, heap));
+            raise(&mut most, resources(&replay, heap));
         }
         println!("{events} events: {most:?}");
         cycles.push(most);
     }
     let (first, second) = cycles.split_at(cycles.len() / 2);
     let [first, second] = [first, second].map(|half| {
-        let mut most = Kept::default();
-        half.iter().for_each(|kept| raise(&mut most, *kept));
+        let mut most = Resources::default();
+        half.iter()
+            .for_each(|resources| raise(&mut most, *resources));
         most
     });
     for (((name, rise), first), second) in KINDS.into_iter().zip(first).zip(second) {

@@ -1,18 +1,14 @@
-//! From an address to the block that starts there: a hash whose buckets hold the first of a chain of
-//! blocks each, linked through their nodes. There are at least four times as many buckets as blocks, so
-//! nearly all chains are one long, and what is looked up has its node read anyway: look-up, insertion and
-//! removal touch one cache line besides it, and whether a chain goes on is predicted well.
+//! The address map: a hash table from an address to the live block that starts there.
 //!
-//! The table grows by one bucket at a time (linear hashing): the chain of one bucket is divided among
-//! that and the new one. So no insertion takes longer because there are many blocks.
+//! Each bucket is a chain of blocks that are linked through their nodes. There are at least four buckets a
+//! block, so that nearly every chain has one block, and a look-up reads that block's node anyway: look-up,
+//! insertion and removal touch one cache line besides it. The table grows by one bucket at a time (linear
+//! hashing), so that no insertion takes longer because there are many blocks.
 //!
-//! What grows with them is the wait for memory. No cache holds the nodes and buckets of a million blocks, and
-//! a pair that hits four cold lines one after the other takes some five times as long as with a hundred: the
-//! bucket of the block freed and its node (half of all the time), its neighbours' nodes (an eighth), the bucket
-//! of the block handed out. One cold line took 200 ns when the whole pair took 150 with a hundred (EPYC 7003,
-//! a virtual machine, huge pages). The look-up alone, a bucket and then its node in a loop that does nothing
-//! else, went from 10 to 120 ns, and no allocator that knows its blocks by their addresses does without. To
-//! fetch the neighbours previous they are needed, to insert later, or half the buckets made no difference.
+//! With a million blocks no cache holds the nodes and buckets, and an allocation and a free take some five
+//! times as long as with a hundred: they read four cold lines one after the other, and one costs 200 ns where
+//! the pair takes 150 (EPYC 7003, a virtual machine, huge pages). Prefetching the neighbours, inserting
+//! later, or half as many buckets made no difference.
 
 use crate::core::block::{BlockId, NODES, NONE, Nodes};
 use crate::util::zeroed::{Zeroable, Zeroed};
@@ -21,12 +17,12 @@ use std::ops::{Index, IndexMut};
 /// Buckets for each block.
 const SPARE: usize = 4;
 
-/// As many as there can be: 512 MiB of them, of which the system gives what is used.
+/// The most buckets there can be: 512 MiB, of which the system commits what is used.
 const BUCKETS: usize = SPARE * NODES;
 
 struct Buckets([BlockId; BUCKETS]);
 
-// SAFETY: of names, zero is `NONE`.
+// SAFETY: a `BlockId` of zeros is `NONE`.
 #[allow(unsafe_code)]
 unsafe impl Zeroable for Buckets {}
 
@@ -34,7 +30,7 @@ impl Index<usize> for Buckets {
     type Output = BlockId;
     #[inline(always)]
     fn index(&self, at: usize) -> &BlockId {
-        // The remainder, which changes nothing, spares a check.
+        // Every index is in range; the remainder spares the check.
         &self.0[at % BUCKETS]
     }
 }
@@ -46,21 +42,20 @@ impl IndexMut<usize> for Buckets {
     }
 }
 
-/// Maps the addresses of blocks handed out to their blocks.
+/// Finds live blocks by address.
 pub struct AddressMap {
     buckets: Zeroed<Buckets>,
-    /// How many are used: from `half` to less than twice as many.
+    /// Buckets in use: `half` or more, less than twice as many.
     used: usize,
-    /// A power of two. The first buckets, up to the number of those beyond it, have been divided.
+    /// A power of two. As many of the first buckets as there are beyond it have been split.
     half: usize,
     count: usize,
 }
 
-/// Where a block was found.
+/// Where a block was found: its bucket and the block before it in the chain.
 #[derive(Clone, Copy)]
 pub struct MapIndex {
     bucket: usize,
-    /// The block previous it in its bucket.
     previous: BlockId,
 }
 
@@ -76,7 +71,7 @@ impl AddressMap {
         })
     }
 
-    /// Bytes of its buckets, in use or not.
+    /// Bytes of the buckets in use.
     pub fn bytes(&self) -> usize {
         self.used * size_of::<BlockId>()
     }
@@ -85,7 +80,7 @@ impl AddressMap {
         self.count
     }
 
-    /// Fibonacci hashing of the address in blocks, so that neighbours spread.
+    /// The bucket of an address: Fibonacci hashing of the address in blocks, so that neighbours spread.
     #[inline(always)]
     fn bucket(&self, address: u64) -> usize {
         let hash = (address / crate::core::BLOCK).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
@@ -97,7 +92,7 @@ impl AddressMap {
         }
     }
 
-    /// The block in use that starts at `address`, and where it was found.
+    /// The live block that starts at `address`, and where it was found.
     #[inline(always)]
     pub fn find(&self, nodes: &Nodes, address: u64) -> Option<(BlockId, MapIndex)> {
         let bucket = self.bucket(address);
@@ -111,7 +106,7 @@ impl AddressMap {
         None
     }
 
-    /// The block alone, or `NONE`.
+    /// The live block that starts at `address`, or `NONE`.
     pub fn get(&self, nodes: &Nodes, address: u64) -> BlockId {
         self.find(nodes, address).map_or(NONE, |(id, _)| id)
     }
@@ -132,26 +127,26 @@ impl AddressMap {
         node.chain = std::mem::replace(&mut self.buckets[bucket], id);
     }
 
-    /// Removes a block that was found in this map_index since the address map was last changed.
+    /// Removes a block that was found here since the map last changed.
     #[inline(always)]
-    pub fn remove(&mut self, nodes: &mut Nodes, id: BlockId, map_index: MapIndex) {
+    pub fn remove(&mut self, nodes: &mut Nodes, id: BlockId, at: MapIndex) {
         let after = nodes[id].chain;
         self.count -= 1;
-        let link = match map_index.previous {
-            NONE => &mut self.buckets[map_index.bucket],
+        let link = match at.previous {
+            NONE => &mut self.buckets[at.bucket],
             previous => &mut nodes[previous].chain,
         };
         debug_assert_eq!(*link, id);
         *link = after;
     }
 
-    /// One bucket more.
+    /// Adds a bucket and splits the one whose addresses it shares.
     #[cold]
     #[inline(never)]
     fn grow(&mut self, nodes: &mut Nodes) {
-        let divided = self.used - self.half;
+        let split = self.used - self.half;
         self.used += 1;
-        let mut id = std::mem::replace(&mut self.buckets[divided], NONE);
+        let mut id = std::mem::replace(&mut self.buckets[split], NONE);
         while id != NONE {
             let next = nodes[id].chain;
             self.link(nodes, id);

@@ -1,4 +1,4 @@
-//! Addresses: what is reserved, and which parts of it hold no mapping.
+//! An arena's address space: the reserved ranges, and the gaps in them where nothing is mapped.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 pub struct AddressSpace {
     /// Start and size of every reservation.
     pub ranges: Vec<(u64, u64)>,
-    /// Start and size of every stretch without a mapping. Two gaps of one range never touch.
+    /// Start and size of every gap. Two gaps of one range never touch.
     gaps: BTreeMap<u64, u64>,
 }
 
@@ -18,7 +18,7 @@ impl AddressSpace {
         self.gaps.insert(start, size);
     }
 
-    /// How many bytes from `address` on hold no mapping.
+    /// Bytes of the gap from `address` on.
     pub fn gap_at(&self, address: u64) -> u64 {
         match self.gaps.range(..=address).next_back() {
             Some((start, size)) if start + size > address => start + size - address,
@@ -42,7 +42,7 @@ impl AddressSpace {
             .max_by_key(|(_, size)| *size)
     }
 
-    /// A mapping was made inside a gap.
+    /// Something was mapped inside a gap.
     pub fn mark_mapped(&mut self, address: u64, size: u64) {
         let Some((start, length)) = self
             .gaps
@@ -62,7 +62,7 @@ impl AddressSpace {
         }
     }
 
-    /// A mapping was taken down.
+    /// Something was unmapped.
     pub fn mark_unmapped(&mut self, address: u64, size: u64) {
         let (mut start, mut end) = (address, address + size);
         let limits = self.range_of(address);
@@ -94,6 +94,7 @@ impl AddressSpace {
         self.gaps.values().sum()
     }
 
+    /// Bytes of all reservations.
     pub fn reserved(&self) -> u64 {
         self.ranges.iter().map(|(_, size)| size).sum()
     }
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gaps_split_and_join_and_stay_inside_their_range() {
+    fn gaps_split_and_coalesce_and_stay_inside_their_range() {
         let mut addresses = AddressSpace::default();
         addresses.add(1000, 100);
         addresses.add(1100, 50);

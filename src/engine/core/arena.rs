@@ -1,5 +1,5 @@
-//! An arena: the memory that may be shared among its own blocks and with nobody else. The first is
-//! everybody's; each private pool (a CUDA graph's, or a `MemPool` of PyTorch's) is one more.
+//! Arenas: memory that serves only its own requests. The first is shared by all that name no other; each
+//! private pool (a CUDA graph's, or a `MemPool` of PyTorch's) has one of its own.
 
 use super::address_space::AddressSpace;
 use super::block::{BlockId, NONE};
@@ -13,23 +13,23 @@ pub type ArenaId = u16;
 /// The arena that requests go to unless told otherwise.
 pub const SHARED_ARENA: ArenaId = 0;
 
-/// Private arenas of which something is to be done.
+/// Private arenas with work to be done.
 #[derive(Default)]
 pub struct PendingArenas {
-    /// Those that may have free blocks which are not idle.
+    /// May have free blocks that are not idle.
     pub with_frees: Vec<ArenaId>,
-    /// Closing ones that may have become free.
+    /// Closing, and nothing in them is live any more.
     pub to_trim: Vec<ArenaId>,
-    /// Closing ones of which something may be given back when all is that can be: a part of them was freed,
-    /// or the driver did not take something back, or a capture may use it.
+    /// Closing, and to be trimmed with the whole pool: a part of them was freed, the driver refused to unmap
+    /// something, or a captured graph may use them.
     pub to_trim_later: Vec<ArenaId>,
-    /// The epoch that the device has to complete for the first of the to_trim ones to be given back without a
-    /// wait, and how many they are.
+    /// The epoch that the device has to complete for the first arenas of `to_trim` to be trimmed without
+    /// waiting, and how many they are.
     pub trim_epoch: (u64, usize),
 }
 
 impl PendingArenas {
-    /// A block of an arena that is notes_frees was freed.
+    /// A block was freed in an arena that notes frees.
     #[cold]
     #[inline(never)]
     pub fn on_free(&mut self, arena: &mut Arena, id: ArenaId, gpu: &impl Gpu) {
@@ -45,7 +45,7 @@ impl PendingArenas {
         }
     }
 
-    /// A closing arena is given back as far as can be when all else is.
+    /// Queues a closing arena to be trimmed with the whole pool.
     pub fn queue_for_later(&mut self, arena: &mut Arena, id: ArenaId) {
         if !std::mem::replace(&mut arena.queued_for_trim, true) {
             self.to_trim_later.push(id);
@@ -53,43 +53,42 @@ impl PendingArenas {
     }
 }
 
+/// An arena and its memory: chunks, or plain segments.
 pub struct Arena {
     /// The free list of the arena's idle memory.
     pub idle: u16,
     pub chunks: Chunks,
     pub addresses: AddressSpace,
-    /// Its segments are supplied by somebody else ([`Pool::add_supplied_segment`](super::Pool::add_supplied_segment)), and it has no
-    /// memory of the driver's.
+    /// Its memory is plain segments supplied from outside, not the driver's; see
+    /// [`Pool::add_supplied_segment`](super::Pool::add_supplied_segment).
     pub supplied: bool,
-    /// Each block takes a whole segment.
+    /// Each block is a whole plain segment.
     pub whole_segments: bool,
     /// Plain segments: start and size.
     pub segments: HashMap<u64, u64>,
-    /// Where growth maps the next chunk, and the block that ends there.
+    /// Where growth maps the next chunk, and the block that ends there; `NONE` at the start of a run.
     pub cursor: u64,
     pub tail: BlockId,
-    /// Bytes in use, and the most that ever were.
+    /// Bytes of live blocks, and their peak.
     pub live: u64,
     pub peak_live: u64,
-    /// Bytes held from the driver.
+    /// Bytes taken from the driver, or supplied.
     pub reserved: u64,
-    /// Bytes of addresses where a mapping failed, and may have left something behind.
+    /// Bytes of addresses where mapping failed and may have left something behind.
     pub abandoned: u64,
-    /// Its streams' free blocks whose work is done have been made idle as far as was known then; see
-    /// [`Epochs::advances`](super::epoch::Epochs).
+    /// The value of [`Epochs::advances`](super::epoch::Epochs) when completed work was last applied.
     pub idle_as_of: u64,
-    /// A free has to be noted: in a private arena the first since all that it has free was idle, and every
-    /// one while it is closing; in the shared one while frees are noted with their places.
+    /// A free has to be noted. In a private arena: the first since all its free memory was idle, and each one
+    /// while it is closing. In the shared one: while frees get events of their own.
     pub notes_frees: bool,
-    /// Nobody allocates from it any more; it goes when its last block does.
+    /// Nobody allocates from it any more; it goes with its last block.
     pub closing: bool,
-    /// It is queued_for_trim to be given back.
+    /// It is in [`PendingArenas::to_trim_later`].
     pub queued_for_trim: bool,
-    /// A block was freed inside a capture while the arena was closing. The graph may have used it before
-    /// and goes on doing so in its replays: what is held stays until the cache is emptied, as it does with
-    /// PyTorch's own allocator.
+    /// A block was freed in a capture while the arena was closing. The graph may use it in replays, so its
+    /// memory stays until the cache is emptied, as with PyTorch's own allocator.
     pub captured: bool,
-    /// Gone: nothing is held, the place can be used again.
+    /// Gone: it has no memory, and its id can be used again.
     pub removed: bool,
 }
 
@@ -117,7 +116,7 @@ impl Arena {
         }
     }
 
-    /// A mapping of `size` bytes failed behind the cursor. The next run starts somewhere else.
+    /// Mapping `size` bytes at the cursor failed: the next run starts at other addresses.
     pub fn abandon(&mut self, size: u64) {
         self.addresses.mark_mapped(self.cursor, size);
         self.abandoned += size;
@@ -125,7 +124,7 @@ impl Arena {
         self.tail = NONE;
     }
 
-    /// Gives all addresses back. Nothing of the arena's is mapped there any more.
+    /// Gives all addresses back. Nothing is mapped there any more.
     pub fn release_addresses(&mut self, gpu: &mut impl Gpu) {
         for (start, size) in std::mem::take(&mut self.addresses).ranges {
             gpu.unreserve(start, size);

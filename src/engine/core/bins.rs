@@ -1,9 +1,9 @@
-//! Free blocks by size, for one stream: exact best fit in a bounded number of steps.
+//! Free blocks by size, for one list: exact best fit in few steps.
 //!
-//! Sizes fall into 128 bins per power of two, as many as a bitmap of two levels has bits for. A bin holds
-//! its distinct sizes in ascending order, and each size its blocks, the first of them standing for the
-//! size. Below 128 KiB a bin is one size; from there on, few distinct sizes of so large blocks fit into a
-//! device at once, so the walk inside a bin is short. The bitmap finds the next bin that is not empty.
+//! There are 128 bins per power of two, and a two-level bitmap of those that are not empty. A bin links the
+//! first blocks of its distinct sizes in ascending order, and each of those the other blocks of its size.
+//! Below 128 KiB a bin has one size; above, few sizes are in use at once, so that the walk inside a bin is
+//! short.
 
 use crate::core::BLOCK;
 use crate::core::block::{Block, BlockId, Blocks, NONE, Nodes};
@@ -11,10 +11,11 @@ use std::hint::select_unpredictable;
 
 const STEPS: u64 = 128;
 const STEP_BITS: u32 = STEPS.trailing_zeros();
-/// 128 exact bins, then 128 for each power of two up to twice [`crate::core::LARGEST_REQUEST`].
+/// 128 bins of one size, then 128 for each power of two up to twice [`crate::core::LARGEST_REQUEST`].
 const BINS: usize = STEPS as usize * 32;
 const WORDS: usize = BINS / 64;
 
+/// The free blocks of a list by size.
 pub struct Bins {
     /// Which words of `words` are not 0.
     summary: u64,
@@ -25,15 +26,16 @@ pub struct Bins {
 #[inline(always)]
 fn bin_of(size: u64) -> usize {
     let units = size / BLOCK;
-    // 0 for what is exact.
+    // 0 for bins of one size.
     let power = 63 - STEP_BITS - (units | STEPS).leading_zeros();
     (STEPS as usize) * power as usize + (units >> power) as usize
 }
 
-/// The last of a bin's sizes that are smaller, and the first that is not; `NONE` where there is none.
+/// Walks a bin's sizes: the last that is smaller than `size`, and the first that is not; `NONE` where there
+/// is none.
 ///
-/// Most bins hold one size or none, and which is as good as random: the first step is made without a
-/// branch, which would be mispredicted every other time.
+/// Most bins have one size or none, and which is as good as random: the first step is branch-free, as a
+/// branch would be mispredicted every other time.
 #[inline(always)]
 fn larger(nodes: &Nodes, first: BlockId, size: u64) -> (BlockId, BlockId) {
     let head = &nodes[first];
@@ -72,12 +74,12 @@ impl Bins {
     pub fn best_fit(&self, nodes: &Nodes, size: u64) -> BlockId {
         let bin = bin_of(size);
         let at = larger(nodes, self.heads[bin], size).1;
-        // Looked up in any case: whether it is needed cannot be predicted.
+        // Looked up in any case, as a branch would not be predicted.
         let beyond = self.heads[self.next_bin(bin + 1)];
         if at != NONE { at } else { beyond }
     }
 
-    /// The first bin from here on that is not empty, or the last one of all, which always is.
+    /// The first bin from here on that is not empty, or the last of all, which always is empty.
     #[inline(always)]
     fn next_bin(&self, from: usize) -> usize {
         let word = from / 64;
@@ -92,9 +94,8 @@ impl Bins {
         word * 64 + (bits.trailing_zeros() as usize).min(63)
     }
 
-    /// No branches here or in `remove`, but for the summary, whose words are seldom empty: whether a size is
-    /// there already, how often and where is as good as random. What is not to be changed is written where
-    /// nobody reads, in the node of `NONE`.
+    /// Inserts a free block. Branch-free, as is `remove`, but for the summary: whether a size is there
+    /// already, how often and where is as good as random. Stores that do not apply go to the sentinel.
     #[inline(always)]
     pub fn insert(&mut self, nodes: &mut Nodes, id: BlockId) {
         let (size, address) = (nodes[id].size, nodes[id].address);
@@ -102,7 +103,7 @@ impl Bins {
         let (less, at) = larger(nodes, self.heads[bin], size);
         let first = &nodes[at];
         let known = first.size == size;
-        // Whose address is lower than that of the first of its size takes its place; the others are in no order.
+        // The first of a size has the lowest address; the others are in no order.
         let behind = known & (address >= first.address);
         let (same, larger) = (first.same_next, first.more);
         let top = select_unpredictable(behind, at, id);
@@ -125,6 +126,7 @@ impl Bins {
         *word |= 1 << (bin % 64);
     }
 
+    /// Removes a free block.
     #[inline(always)]
     pub fn remove(&mut self, nodes: &mut Nodes, id: BlockId) {
         let &Block {
@@ -136,14 +138,14 @@ impl Bins {
             ..
         } = &nodes[id];
         let bin = bin_of(size);
-        // Who stands for the size then, if this block did and it is not the last of it.
-        let heir = same_next != NONE;
+        // If it is the first of its size, and not the only one, the next becomes the first.
+        let has_next = same_next != NONE;
         let (above, below) = (
-            select_unpredictable(heir, same_next, more),
-            select_unpredictable(heir, same_next, less),
+            select_unpredictable(has_next, same_next, more),
+            select_unpredictable(has_next, same_next, less),
         );
-        let follower = &mut nodes[same_next];
-        (follower.less, follower.more, follower.same_prev) = (less, more, same_prev);
+        let next = &mut nodes[same_next];
+        (next.less, next.more, next.same_prev) = (less, more, same_prev);
         nodes[same_prev].same_next = same_next;
         nodes[less].more = above;
         nodes[more].less = below;
@@ -163,7 +165,7 @@ impl Bins {
         self.descending(blocks).next().unwrap_or(NONE)
     }
 
-    /// Every block, the larger bins first; inside a bin in no order but the largest first.
+    /// Every block, the larger sizes first.
     pub fn descending<'a>(&'a self, blocks: &'a Blocks) -> impl Iterator<Item = BlockId> + 'a {
         self.bins().rev().flat_map(move |bin| {
             let mut last = self.heads[bin];
@@ -191,7 +193,7 @@ impl Bins {
             .filter(move |id| blocks[*id].size >= size)
     }
 
-    /// Whether every link has one back, and the blocks that stand for no size have none among the sizes.
+    /// Whether all links are mutual, and only the first block of each size is linked to other sizes.
     pub fn is_linked(&self, blocks: &Blocks) -> bool {
         self.bins().all(|bin| {
             let mut less = NONE;
@@ -202,8 +204,8 @@ impl Bins {
                     && chain(top, |id| blocks[id].same_next).all(|id| {
                         let before = std::mem::replace(&mut same_prev, id);
                         let block = &blocks[id];
-                        let stands = (block.less, block.more) == (NONE, NONE) || id == top;
-                        block.same_prev == before && block.size == blocks[top].size && stands
+                        let is_first = (block.less, block.more) == (NONE, NONE) || id == top;
+                        block.same_prev == before && block.size == blocks[top].size && is_first
                     })
             })
         })
@@ -220,6 +222,7 @@ impl Bins {
     }
 }
 
+/// The blocks from `first` on, as `next` links them.
 fn chain(
     first: BlockId,
     next: impl Fn(BlockId) -> BlockId + Copy,

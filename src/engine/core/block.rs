@@ -1,30 +1,29 @@
-//! Blocks: one node for each piece of mapped memory, used or free, linked to its neighbours in
-//! address order. All nodes lie in one array and name each other by their place in it, one cache line
-//! each.
+//! Blocks: one node for each range of mapped memory, live or free, linked to its neighbours in address order.
+//!
+//! A node is one cache line. All nodes lie in one array and name each other by their offset in it. Node 0 is
+//! a sentinel, [`NONE`], so that links are followed and written without a null check.
 
 use super::counters::Origin;
 use crate::util::zeroed::{Zeroable, Zeroed};
 use std::fmt::{self, Display, Formatter};
 use std::ops::{Deref, DerefMut, Index, IndexMut};
 
-/// A node's place among [`Nodes`]: how many bytes after the first it begins, so that finding it takes no
-/// arithmetic. Only this file makes one.
+/// A node's offset in [`Nodes`] in bytes, so that finding it takes no arithmetic. Only this file makes one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(u32);
 
-/// No block. There is a node in this place all the same, which is free for nobody and larger than
-/// anything asked for. So who follows a link may read what is there, and write its links, which nobody
-/// reads, without asking first whether there is a block. Its address, size and state stay as they are.
+/// The sentinel: no block. Its size is `u64::MAX` and it is never free; those and its address do not change.
+/// Its links may be written, and are never read.
 pub const NONE: BlockId = BlockId(0);
 
 impl BlockId {
-    /// The place of the node that so many are before. Nothing else makes such a name.
+    /// The id of the node with this index. Nothing else makes an id.
     fn at(index: usize) -> BlockId {
         assert!(index < NODES);
         BlockId((index * size_of::<Block>()) as u32)
     }
 
-    /// How many nodes are before it.
+    /// The node's index.
     #[inline]
     pub fn index(self) -> usize {
         self.0 as usize / size_of::<Block>()
@@ -37,59 +36,60 @@ impl Display for BlockId {
     }
 }
 
-/// What a block is at the moment.
+/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockState {
-    /// A node that is not in use.
+    /// The node is not in use.
     Vacant = 0,
-    /// Free memory; `list` says which stream may take it without waiting.
+    /// In the bins of its list, whose stream may have it without waiting.
     Free,
-    /// Handed out.
+    /// Allocated.
     Live,
-    /// Given back by the program while other streams may still use it.
+    /// Freed while other streams may still use it; see `deferred_free`.
     Pending,
-    /// Free and made purgeable: nobody takes it before it is reclaimed; see `rest`.
+    /// Free, and out of the bins until a miss reclaims it; see `purge`.
     Purgeable,
 }
 
-/// One piece of mapped memory.
+/// A range of mapped memory.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 pub struct Block {
     pub address: u64,
     pub size: u64,
-    /// Live: the bytes asked for. Free or resting: the epoch in which it was freed.
+    /// Live or pending: the requested bytes. Free or purgeable: the epoch of its free.
     pub detail: u64,
-    /// The neighbours in address order, where their memory touches this block's.
+    /// The neighbours in address order, without a gap between.
     pub prev: BlockId,
     pub next: BlockId,
-    /// Free blocks of exactly this size, in a bin; see `bins`.
+    /// Free: neighbours of exactly this size in a bin; see `bins`.
     pub same_prev: BlockId,
     pub same_next: BlockId,
-    /// The next smaller and larger size in the bin, kept by the first block of a size; `NONE` in the others.
+    /// Free: the first blocks of the next smaller and larger size in the bin; `NONE` unless it is the first
+    /// of its own size.
     pub less: BlockId,
     pub more: BlockId,
-    /// Free: neighbours in the order of being freed; see `stream`.
+    /// Free: neighbours in the order of frees; see `stream_lists`.
     pub older: BlockId,
     pub newer: BlockId,
-    /// Live: the next block in the same place of the address map.
+    /// Live: the next block in the same bucket of the address map.
     pub chain: BlockId,
-    /// The stream free list that allocated it or freed it last.
+    /// The list of the stream that it was allocated on, or freed by last.
     pub list: u16,
     pub state: BlockState,
-    /// Of a block that is live or pending.
+    /// Live or pending; none set in a free block.
     pub flags: Flags,
 }
 
-/// What is known of a block besides its stream; nothing of a free one.
+/// Flags of a live or pending block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flags(u8);
 
 impl Flags {
     pub const NONE: Flags = Flags(0);
-    /// Other streams were recorded on it.
+    /// Other streams use it, so that its free is deferred.
     const MULTI_STREAM: u8 = 1;
-    /// It is of [`Origin::Cuda`].
+    /// Its origin is [`Origin::Cuda`].
     const CUDA: u8 = 2;
 
     #[inline(always)]
@@ -114,8 +114,8 @@ impl Flags {
     }
 
     #[inline]
-    pub fn set_multi_stream(&mut self, shared: bool) {
-        self.0 = self.0 & !Flags::MULTI_STREAM | u8::from(shared);
+    pub fn set_multi_stream(&mut self, on: bool) {
+        self.0 = self.0 & !Flags::MULTI_STREAM | u8::from(on);
     }
 }
 
@@ -125,7 +125,7 @@ impl Block {
     }
 }
 
-/// What a node is filled with that is in use for nothing.
+/// A node that is not in use.
 pub const VACANT: Block = Block {
     address: 0,
     size: 0,
@@ -144,21 +144,20 @@ pub const VACANT: Block = Block {
     flags: Flags::NONE,
 };
 
-/// As many nodes as there can be: 2 GiB of them, of which the system gives what is used. A block is 512 bytes
-/// or more, so that it takes 16 GiB of the smallest for them to run out.
+/// The most nodes there can be: 2 GiB, of which the system commits what is used. It takes 16 GiB of the
+/// smallest blocks, of 512 bytes, for them to run out.
 pub(super) const NODES: usize = 1 << 25;
 
-/// Nodes chained at a time.
+/// How many nodes are made vacant at a time.
 const PAGE: usize = 64;
 
-/// Nodes kept for the pool's own work, so that what is refused for want of them is a request.
+/// Nodes in reserve for the pool's own work, so that only a request is ever refused for want of one.
 const SPARE: usize = 1 << 16;
 
-/// Every node that can be named. All of them are there, in use or not, so that what finds one by its name
-/// need not ask whether it is.
+/// Every node that an id can name, so that no look-up is checked.
 pub struct Nodes([Block; NODES]);
 
-// SAFETY: a block of zeros is one, of numbers, `BlockState::Vacant` and no flags: it is `VACANT`.
+// SAFETY: a block of zeros is `VACANT`: numbers, `BlockState::Vacant` and no flags.
 #[allow(unsafe_code)]
 unsafe impl Zeroable for Nodes {}
 
@@ -167,7 +166,7 @@ impl Index<BlockId> for Nodes {
     #[inline(always)]
     #[allow(unsafe_code)]
     fn index(&self, id: BlockId) -> &Block {
-        // SAFETY: who has a name has it from `BlockId::at`, or it is `NONE`: a block begins there.
+        // SAFETY: every id is `NONE` or from `BlockId::at`, so that a block begins at its offset.
         unsafe { &*self.0.as_ptr().byte_add(id.0 as usize) }
     }
 }
@@ -181,7 +180,7 @@ impl IndexMut<BlockId> for Nodes {
     }
 }
 
-/// All nodes; vacant ones are chained through `next` and used again.
+/// The nodes; vacant ones are linked through `next`, and used again.
 pub struct Blocks {
     nodes: Zeroed<Nodes>,
     /// How many nodes were ever used.
@@ -201,16 +200,16 @@ impl Blocks {
         })
     }
 
-    /// Bytes of the nodes that were ever used.
+    /// Bytes of the nodes that were ever in use.
     pub fn bytes(&self) -> usize {
         self.used * size_of::<Block>()
     }
 
-    /// A node for the given memory, linked to nothing.
+    /// A node for this range, linked to nothing.
     pub fn add(&mut self, address: u64, size: u64, list: u16, state: BlockState) -> BlockId {
         let mut id = self.new_node();
         if id == NONE {
-            // One by one, so that none of those to spare is claimed.
+            // One by one, so that the others stay in reserve.
             assert!(self.grow(1, 0), "no more than {NODES} blocks can be kept");
             id = self.pop_vacant();
         }
@@ -224,7 +223,7 @@ impl Blocks {
         id
     }
 
-    /// A vacant node, which the caller fills in; `NONE` where there are none but those to spare.
+    /// A vacant node, which the caller fills in; `NONE` where only the reserve is left.
     #[inline(always)]
     pub fn new_node(&mut self) -> BlockId {
         if self.vacant == NONE && !self.grow(PAGE, SPARE) {
@@ -240,7 +239,7 @@ impl Blocks {
         id
     }
 
-    /// Chains so many vacant nodes, the lowest first. False where that would leave fewer to spare.
+    /// Makes `count` nodes vacant, the lowest first. False where that would leave fewer than `spare`.
     #[cold]
     #[inline(never)]
     fn grow(&mut self, count: usize, spare: usize) -> bool {
@@ -263,7 +262,7 @@ impl Blocks {
         self.vacant = id;
     }
 
-    /// Makes two nodes of a block: a new one for its first `size` bytes, and itself for the rest.
+    /// Splits a block: a new node for its first `size` bytes, its own for the rest.
     pub fn split_front(&mut self, id: BlockId, size: u64, list: u16, state: BlockState) -> BlockId {
         let (address, prev) = (self[id].address, self[id].prev);
         let front = self.add(address, size, list, state);
@@ -283,7 +282,7 @@ impl Blocks {
         (&mut self.nodes, &mut self.vacant)
     }
 
-    /// Whether the node of no block is as it has to be.
+    /// Whether the sentinel is as it has to be.
     pub fn is_sentinel_intact(&self) -> bool {
         let none = &self[NONE];
         (none.size, none.address, none.state) == (u64::MAX, 0, BlockState::Vacant)
@@ -297,8 +296,8 @@ impl Blocks {
     }
 }
 
-/// Makes one node of a block and the next one, whose memory touches it; the other is vacant then.
-/// `tail` is the block at the end of its run, which may be the one that goes.
+/// Merges the next block into this one; its node is vacant then. `tail` is the block at the end of the run,
+/// which may be the one that goes.
 #[inline(always)]
 pub fn absorb_next(nodes: &mut Nodes, vacant: &mut BlockId, id: BlockId, tail: &mut BlockId) {
     let gone = nodes[id].next;

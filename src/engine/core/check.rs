@@ -1,4 +1,4 @@
-//! The invariant walker: tests call it after every operation. Nothing here runs in production.
+//! The invariant walker, which tests run after every operation. Nothing here runs in production.
 
 use super::arena::{Arena, ArenaId, SHARED_ARENA};
 use super::block::{BlockId, BlockState, NONE};
@@ -8,7 +8,7 @@ use super::pool::Pool;
 use super::stream_lists::FreeList;
 use std::collections::{BTreeMap, HashSet};
 
-/// An invariant that does not hold, in words.
+/// A broken invariant, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken(pub String);
 
@@ -21,9 +21,8 @@ macro_rules! hold {
 }
 
 impl<G: Gpu> Pool<G> {
-    /// Walks everything. Holds when every mapped byte belongs to exactly one block, the links are
-    /// in address order, the free lists and the address map hold exactly what they should, and the
-    /// counters agree with a count made here.
+    /// Checks that every mapped byte belongs to exactly one block, the links are in address order, free lists
+    /// and the address map have exactly the blocks that they should, and the counters agree with a count.
     pub fn check(&self) -> Result<(), Broken> {
         let mut by_address: BTreeMap<u64, BlockId> = BTreeMap::new();
         for (id, block) in self.blocks.iter() {
@@ -79,7 +78,7 @@ impl<G: Gpu> Pool<G> {
                     && block.list == next.list;
                 hold!(
                     !joinable,
-                    "two free_blocks of one stream side by side at {:#x}",
+                    "two free blocks of one stream side by side at {:#x}",
                     next.address
                 );
             }
@@ -93,20 +92,20 @@ impl<G: Gpu> Pool<G> {
         Ok(())
     }
 
-    /// Returns the bytes behind the arena's old mappings.
+    /// Checks an arena's chunks, gaps and sums. Returns the bytes behind its stale mappings.
     fn check_arena(&self, id: ArenaId, arena: &Arena) -> Result<u64, Broken> {
-        let idle = |(list, it): (u16, &FreeList)| list == it.idle || it.bins.is_empty();
+        let is_idle = |(list, it): (u16, &FreeList)| list == it.idle || it.bins.is_empty();
         hold!(
             id == SHARED_ARENA
                 || arena.closing
                 || !arena.notes_frees
-                || self.lists.of_arena(id).all(idle),
-            "arena {id} has free_blocks that are not idle, and that no one knows of"
+                || self.lists.of_arena(id).all(is_idle),
+            "arena {id} has free blocks that are not idle, and that no one knows of"
         );
         let numbers = self.lists.numbers(id);
         hold!(
             numbers.is_sorted() && self.lists.of_arena(id).all(|(_, it)| it.is_of(id)),
-            "arena {id} lists the lists {numbers:?}"
+            "arena {id} lists {numbers:?}"
         );
         if arena.tail != NONE {
             let tail = &self.blocks[arena.tail];
@@ -162,16 +161,16 @@ impl<G: Gpu> Pool<G> {
             "arena {id} counts {} live bytes of {live}",
             arena.live
         );
-        let held = mapped - stale + arena.segments.values().sum::<u64>();
+        let reserved = mapped - stale + arena.segments.values().sum::<u64>();
         hold!(
-            held == arena.reserved,
-            "arena {id} counts {} held bytes of {held}",
+            reserved == arena.reserved,
+            "arena {id} counts {} reserved bytes of {reserved}",
             arena.reserved
         );
         Ok(stale)
     }
 
-    /// Chunks at home and blocks cover the same bytes, and neither overlap.
+    /// Chunks and blocks cover the same bytes, and neither overlap.
     fn check_cover(
         &self,
         by_address: &BTreeMap<u64, BlockId>,
@@ -207,10 +206,7 @@ impl<G: Gpu> Pool<G> {
     }
 
     fn check_lists(&self) -> Result<(), Broken> {
-        hold!(
-            self.blocks.is_sentinel_intact(),
-            "the node of no block was changed"
-        );
+        hold!(self.blocks.is_sentinel_intact(), "the sentinel was changed");
         let of_arenas = (0..self.arenas.len()).map(|id| self.lists.of_arena(id as u16).count());
         let used = self.lists.iter().filter(|(_, it)| !it.is_dead()).count();
         hold!(
@@ -219,7 +215,7 @@ impl<G: Gpu> Pool<G> {
         );
         let mut listed = HashSet::new();
         for (list, it) in self.lists.iter() {
-            hold!(it.bins.is_linked(&self.blocks), "list {list}'s lists");
+            hold!(it.bins.is_linked(&self.blocks), "list {list}'s bins");
             for id in it.bins.ascending(&self.blocks, super::BLOCK) {
                 let block = &self.blocks[id];
                 hold!(
@@ -246,7 +242,7 @@ impl<G: Gpu> Pool<G> {
             let expected = if it.ordered { free_blocks } else { 0 };
             hold!(
                 count == expected,
-                "list {list} remembers {count} free_blocks of {expected}"
+                "list {list} remembers {count} free blocks of {expected}"
             );
             let purgeable = it.purgeable.iter();
             for id in purgeable.flat_map(|bins| bins.ascending(&self.blocks, super::BLOCK)) {
@@ -256,15 +252,15 @@ impl<G: Gpu> Pool<G> {
                     block.state == BlockState::Purgeable
                         && block.list == list
                         && it.arena == SHARED_ARENA,
-                    "list {list} has block {id} at rest"
+                    "list {list} has block {id} as purgeable"
                 );
                 hold!(listed.insert(id), "block {id} is listed twice");
-                hold!(self.purge.contains(id), "block {id} has_purgeable for ever");
+                hold!(self.purge.contains(id), "block {id} is purgeable for ever");
                 let inside = chunks.within(block.address, block.end());
                 let whole: u64 = inside.map(|chunk| chunks.get(chunk).size).sum();
                 hold!(
                     whole == block.size,
-                    "block {id} at rest is not whole chunks"
+                    "purgeable block {id} is not whole chunks"
                 );
             }
             let live = self.blocks.iter().filter(|(_, block)| {
@@ -284,7 +280,7 @@ impl<G: Gpu> Pool<G> {
             .count();
         hold!(
             free == listed.len(),
-            "{free} free_blocks, {} of them listed",
+            "{free} free blocks, {} of them listed",
             listed.len()
         );
         let purgeable = self
@@ -293,7 +289,7 @@ impl<G: Gpu> Pool<G> {
             .filter(|(_, block)| block.state == BlockState::Purgeable);
         hold!(
             purgeable.count() == self.purge.len(),
-            "{} blocks are known to be at rest",
+            "{} blocks are known to be purgeable",
             self.purge.len()
         );
         let mut live = 0;
@@ -304,14 +300,14 @@ impl<G: Gpu> Pool<G> {
         {
             hold!(
                 self.address_map.get(&self.blocks, block.address) == id,
-                "block {:#x} is not in the address_map",
+                "block {:#x} is not in the address map",
                 block.address
             );
             live += 1;
         }
         hold!(
             live == self.address_map.len(),
-            "the address_map has {} entries for {live}",
+            "the address map has {} entries for {live}",
             self.address_map.len()
         );
         Ok(())

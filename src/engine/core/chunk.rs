@@ -1,4 +1,4 @@
-//! Chunks: physical memory, where it is at home, and what old mappings of it are still up.
+//! Chunks: physical memory, where each is mapped, and the stale mappings of remapped ones.
 
 use super::gpu::Handle;
 use super::stream_lists::StreamKey;
@@ -14,14 +14,14 @@ const NO_CHUNK: ChunkId = u32::MAX;
 pub struct Chunk {
     pub handle: Handle,
     pub size: u64,
-    /// Where its bytes are carved into blocks.
+    /// Where it is mapped and split into blocks.
     pub address: u64,
-    /// How many mappings besides the one at home are still up.
+    /// How many stale mappings of it there are.
     pub stale: u32,
 }
 
-/// An old mapping: still mapped, not used by any block, to be unmapped once the stream has done what it had
-/// been given by the free of epoch `until`.
+/// A stale mapping: what is left where a chunk was before it was remapped. No block uses it; it can be
+/// unmapped once the stream has completed its work up to the free of epoch `until`.
 #[derive(Clone, Copy)]
 pub struct StaleMapping {
     pub chunk: ChunkId,
@@ -30,19 +30,19 @@ pub struct StaleMapping {
     pub until: u64,
 }
 
-/// Which chunk is at home at each granule of one reserved range.
+/// Which chunk is mapped at each granule of one reserved range.
 struct Range {
     start: u64,
     granules: Vec<ChunkId>,
 }
 
-/// All chunks that are held.
+/// An arena's chunks.
 pub struct Chunks {
     granularity: u64,
     all: Vec<Chunk>,
     vacant: Vec<ChunkId>,
     ranges: Vec<Range>,
-    /// Old mappings, the oldest first.
+    /// Stale mappings, the oldest first.
     pub stale: VecDeque<StaleMapping>,
     count: usize,
 }
@@ -59,12 +59,13 @@ impl Chunks {
         }
     }
 
+    /// Adds a reserved range of addresses.
     pub fn add_range(&mut self, start: u64, size: u64) {
         let granules = vec![NO_CHUNK; (size / self.granularity) as usize];
         self.ranges.push(Range { start, granules });
     }
 
-    /// How many chunks are held.
+    /// How many chunks there are.
     pub fn len(&self) -> usize {
         self.count
     }
@@ -77,12 +78,12 @@ impl Chunks {
         &mut self.all[id as usize]
     }
 
-    /// Every chunk that is held.
+    /// Every chunk.
     pub fn iter(&self) -> impl Iterator<Item = &Chunk> {
         self.all.iter().filter(|chunk| chunk.size != 0)
     }
 
-    /// A new chunk at `home`.
+    /// Adds a chunk that is mapped at `address`.
     pub fn add(&mut self, handle: Handle, size: u64, address: u64) -> ChunkId {
         let chunk = Chunk {
             handle,
@@ -105,7 +106,7 @@ impl Chunks {
         id
     }
 
-    /// The chunk is at home elsewhere from now on.
+    /// The chunk was remapped to another address.
     pub fn set_address(&mut self, id: ChunkId, address: u64) {
         let Chunk {
             address: old, size, ..
@@ -115,7 +116,7 @@ impl Chunks {
         self.all[id as usize].address = address;
     }
 
-    /// The chunk is gone.
+    /// The chunk was given back.
     pub fn remove(&mut self, id: ChunkId) {
         let Chunk { address, size, .. } = self.all[id as usize];
         self.index(address, size, NO_CHUNK);
@@ -124,6 +125,7 @@ impl Chunks {
         self.count -= 1;
     }
 
+    /// Sets which chunk is mapped at these granules.
     fn index(&mut self, address: u64, size: u64, id: ChunkId) {
         let granularity = self.granularity;
         if let Some(range) = self.ranges.iter_mut().find(|range| {
@@ -135,7 +137,7 @@ impl Chunks {
         }
     }
 
-    /// The chunk that is at home around `address`.
+    /// The chunk that is mapped around `address`.
     pub fn at(&self, address: u64) -> Option<ChunkId> {
         self.ranges.iter().find_map(|range| {
             let granule = address.checked_sub(range.start)? / self.granularity;

@@ -10,8 +10,8 @@ use super::pool::Pool;
 use super::stream_lists::FreeLists;
 
 impl<G: Gpu> Pool<G> {
-    /// Splits `size` bytes off one end of a free block; the rest stays free. Returns a node that is in no list.
-    /// `None` where there is no node left.
+    /// Splits `size` bytes off one end of a free block; the rest stays free. Returns a node that is in no
+    /// list. `None` where there is no node left.
     #[inline(always)]
     pub(super) fn split_off(&mut self, free_block: BlockId, size: u64) -> Option<BlockId> {
         let Self {

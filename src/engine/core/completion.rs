@@ -29,9 +29,9 @@ impl<G: Gpu> Pool<G> {
         self.epochs.freed_since_event > least && self.poll_events(list, least)
     }
 
-    /// While frees are deferred it polls also at every allocation whose number is a power of two, counted from
-    /// when the first of them was deferred, or one completed. That is one poll a block where the device keeps
-    /// up, and a few in all where it is far behind.
+    /// While frees are deferred it polls also at every allocation whose number is a power of two, counted
+    /// from when the first of them was deferred, or one completed. That is one poll a block where the device
+    /// keeps up, and a few in all where it is far behind.
     #[cold]
     #[inline(never)]
     fn poll_events(&mut self, list: u16, least: u64) -> bool {

@@ -19,8 +19,8 @@ pub struct Stat {
     pub peak: u64,
 }
 
-/// The statistics that PyTorch splits by the size of the block. Names with `bytes` are in bytes, the others are
-/// numbers of blocks or segments.
+/// The statistics that PyTorch splits by the size of the block. Names with `bytes` are in bytes, the others
+/// are numbers of blocks or segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Usage {
@@ -240,8 +240,8 @@ impl CountBytes {
     }
 }
 
-/// A quantity with its peak. The current value is `base` plus `added` minus `removed`. Whether it passes the peak
-/// is told by the headroom alone: by how much it may still rise.
+/// A quantity with its peak. The current value is `base` plus `added` minus `removed`. Whether it passes the
+/// peak is told by the headroom alone: by how much it may still rise.
 #[derive(Clone, Copy, Default)]
 struct Gauge {
     added: CountBytes,
@@ -297,12 +297,12 @@ const ALL: usize = 2;
 
 /// Gauges of live blocks by class, with the peaks of each class and of both.
 ///
-/// The headroom is a lower bound: of bytes and requested bytes only the smaller is kept, from which an allocation
-/// takes its bytes and to which a free returns its requested bytes, which are no more. Where it is used up the
-/// exact peaks are looked at.
+/// The headroom is a lower bound: of bytes and requested bytes only the smaller is kept, from which an
+/// allocation takes its bytes and to which a free returns its requested bytes, which are no more. Where it is
+/// used up the exact peaks are looked at.
 ///
-/// A quantity of both classes lies side by side, not all of one class's: the compiler would gather two for one
-/// instruction, which takes longer than to add each in place.
+/// A quantity of both classes lies side by side, not all of one class's: the compiler would gather two for
+/// one instruction, which takes longer than to add each in place.
 #[derive(Clone, Copy, Default)]
 struct ClassGauges {
     added: [[i64; 2]; 3],
@@ -449,8 +449,8 @@ struct BlockGauges {
     pending: [CountBytes; 2],
     /// `pending` at the last reset of the accumulated figures.
     pending_base: [CountBytes; 2],
-    /// The peak of active blocks, by class and of both, as far as any was pending then; it is the peak of live
-    /// blocks where that is higher.
+    /// The peak of active blocks, by class and of both, as far as any was pending then; it is the peak of
+    /// live blocks where that is higher.
     active_peaks: [CountBytes; 3],
 }
 
@@ -546,8 +546,8 @@ impl BlockGauges {
 /// The counters of a pool: gauges of each origin's blocks, of free blocks and of reserved memory, and plain
 /// counts.
 ///
-/// Free blocks and segments all count as large: a free block changes its size with almost every allocation, and to
-/// have it change its class took a seventh of the time of an allocation and a free.
+/// Free blocks and segments all count as large: a free block changes its size with almost every allocation,
+/// and to have it change its class took a seventh of the time of an allocation and a free.
 #[derive(Clone, Default)]
 pub struct Counters {
     allocator: BlockGauges,
@@ -789,7 +789,8 @@ impl Counters {
     }
 }
 
-/// PyTorch's statistics of one class, or of both. What was removed is what was there and added less what is left.
+/// PyTorch's statistics of one class, or of both. What was removed is what was there and added less what is
+/// left.
 fn usage(base: &Reading, added: &Reading, now: &Reading, peaks: &Peaks) -> Usage {
     let stat = |base: u64, added: u64, current: u64, peak| Stat {
         allocated: added,
@@ -839,8 +840,8 @@ mod tests {
     use super::*;
     use crate::core::{BLOCK, SMALL};
 
-    /// What there is and the most that there was: blocks, their bytes, bytes asked for, blocks and bytes
-    /// that are active.
+    /// Current values and peaks of live blocks, their bytes and requested bytes, and of active blocks and
+    /// their bytes.
     #[derive(Clone, Copy, Default)]
     struct Plain {
         now: [u64; 5],

@@ -1,9 +1,10 @@
-//! Cross-stream reuse: memory that another stream freed, before its work has completed. The stream that wants it
-//! is made to wait on the GPU for the one that freed it. Nothing waits on the host.
+//! Cross-stream reuse: memory that another stream freed, before its work has completed. The stream that wants
+//! it is made to wait on the GPU for the one that freed it. Nothing waits on the host.
 //!
 //! CUDA's own pools do the same (`CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES`, on unless turned off).
-//! The stream waits for an event that was recorded at that very free: one recorded later might cover work that
-//! itself waits for the waiting stream, and never complete. Where there is no such event, memory grows instead.
+//! The stream waits for an event that was recorded at that very free: one recorded later might cover work
+//! that itself waits for the waiting stream, and never complete. Where there is no such event, memory grows
+//! instead.
 
 use super::SMALL;
 use super::arena::SHARED_ARENA;
@@ -40,8 +41,8 @@ impl<G: Gpu> Pool<G> {
         block
     }
 
-    /// A stream misses while others have free memory: from now on, for a while, large frees get events of their
-    /// own that it could wait for.
+    /// A stream misses while others have free memory: from now on, for a while, large frees get events of
+    /// their own that it could wait for.
     pub(super) fn request_free_events(&mut self, list: u16) {
         if self.policy.waits
             && self.lists.get(list).arena == SHARED_ARENA
@@ -52,8 +53,8 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// Whether a block of this size is to be freed at once rather than kept in a stream cache, so that it gets
-    /// an event of its own.
+    /// Whether a block of this size is to be freed at once rather than kept in a stream cache, so that it
+    /// gets an event of its own.
     #[inline]
     pub fn needs_free_event(&self, size: u64) -> bool {
         size >= SMALL
@@ -66,15 +67,15 @@ impl<G: Gpu> Pool<G> {
         self.lists.streams() > 1 || self.gpu.has_several_streams()
     }
 
-    /// Makes the stream's later work wait on the GPU for another stream's up to a free. False where that is not
-    /// possible.
+    /// Makes the stream's later work wait on the GPU for another stream's up to a free. False where that is
+    /// not possible.
     pub(super) fn wait_for(&mut self, list: u16, other: u16, epoch: u64) -> bool {
         let (key, other) = (self.lists.get(list).key, self.lists.get(other).key);
         self.epochs.wait_for(key, other, epoch, &mut self.gpu)
     }
 
-    /// The free that this stream has to wait for to reuse a range of another stream's free block; `None` where
-    /// no event is known to cover it.
+    /// The free that this stream has to wait for to reuse a range of another stream's free block; `None`
+    /// where no event is known to cover it.
     pub(super) fn reusable_after(
         &self,
         block: BlockId,
@@ -120,8 +121,8 @@ impl<G: Gpu> Pool<G> {
             .then(|| self.carve_out(block, start, size))
     }
 
-    /// Where in another stream's free block this stream can have `size` bytes: at one of its ends, so that the
-    /// rest stays in one piece, or else where the free to wait for is the earliest.
+    /// Where in another stream's free block this stream can have `size` bytes: at one of its ends, so that
+    /// the rest stays in one piece, or else where the free to wait for is the earliest.
     fn reusable_part(&self, id: BlockId, size: u64, list: u16) -> Option<Reusable> {
         let block = self.blocks[id];
         let key = self.lists.get(block.list).key;

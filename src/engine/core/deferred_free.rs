@@ -18,8 +18,8 @@ pub(super) struct Deferred {
 }
 
 impl<G: Gpu> Pool<G> {
-    /// Records that another stream uses the block, so that freeing it is deferred until that stream's work has
-    /// completed; for [`ALL_STREAMS`] the whole device's.
+    /// Records that another stream uses the block, so that freeing it is deferred until that stream's work
+    /// has completed; for [`ALL_STREAMS`] the whole device's.
     pub fn record_use(&mut self, address: u64, stream: StreamKey) -> Result<(), Unknown> {
         let id = self.address_map.get(&self.blocks, address);
         if id == NONE {

@@ -1,85 +1,86 @@
-//! Epochs: how far each stream's work has got, counted in frees.
+//! Epochs: how far each stream's work has completed, counted in frees.
 //!
-//! Each free ends an epoch of its device. An event recorded on a stream at that very free covers all work
-//! that the stream had been given by then, and nothing later: others may be made to wait for it. An event
-//! recorded at any other time covers later work too, and only tells that memory is idle. Where a stream
-//! cannot be recorded on (it may be gone), an event of the whole device takes its place, which nobody waits
-//! for either.
+//! Each free starts an epoch of its device. An event recorded on the stream at that very free covers the work
+//! that was submitted by then and nothing later: other streams may wait for it. An event recorded at another
+//! time covers later work too, and only tells that memory is idle. Where nothing can be recorded on a stream,
+//! which may have been destroyed, an event of the whole device takes its place; nobody waits for that either.
 //!
-//! Epochs are even numbers. An odd one stands for all up to the even one before it: an event of no free in
-//! particular, or free memory that was joined from several.
+//! Epochs are even numbers. An odd one stands for all frees up to the even one before it: an event that
+//! belongs to no single free, or free memory that was coalesced from several.
 
 use super::event_budget::EventBudget;
 use super::gpu::{Event, Gpu};
 use super::stream_lists::{ALL_STREAMS, StreamKey, UNORDERED};
 use std::collections::{HashMap, HashSet, VecDeque};
 
-/// How many events may be under way on a device. One so far behind may be running a kernel that never ends.
+/// The most events in flight on a device. One that is so far behind may be running a kernel that never ends.
 const MAX_EVENTS: usize = 1024;
 
-/// How many frees of a stream are remembered with their ranges, those without an event included.
+/// The most frees of a stream that are recorded with their ranges, with an event or without.
 const MAX_FREES: usize = 4096;
 
-/// How many waits put on streams are remembered.
+/// The most waits of streams for others that are remembered.
 const MAX_WAITS: usize = 1024;
 
-/// For how many frees exact events are recorded after memory was wanted while other streams had some.
-const WANTED_FOR: u64 = 1 << 16;
+/// How many frees get events of their own after a miss while other streams had free memory.
+const EVENTS_AFTER_MISS: u64 = 1 << 16;
 
-/// For how many frees they are recorded before anybody can have wanted any.
-const WANTED_AT_FIRST: u64 = 1024;
+/// The same at the start, before there can have been a miss.
+const EVENTS_AT_FIRST: u64 = 1024;
 
-/// More bytes than are freed between two events: a request to record, or to be called at every allocation
-/// while blocks are deferred, looks like as many, and costs nothing where nobody makes one.
+/// Two flags in [`Epochs::freed_since_event`], above all byte counts, so that the fast path has one
+/// comparison for all three: somebody asked for a poll, and frees are deferred.
 const POLL_REQUESTED: u64 = 1 << 62;
 const HAS_DEFERRED: u64 = 1 << 63;
 
-/// A free of a stream's that is not known to be done, or an event that covers all before it.
-struct Mark {
-    /// None where it could not be recorded, or was not worth it.
+/// A free that is not known to have completed, or an event that covers all before it.
+struct FreeRecord {
+    /// `None` where it could not be recorded, or was not worth it.
     event: Option<Event>,
     epoch: u64,
-    /// Where the memory lies that was freed, from starts to ends; nowhere for an event of no free in particular.
+    /// The freed ranges, from start to end; none for an event that belongs to no single free.
     ranges: Vec<(u64, u64)>,
 }
 
-impl Mark {
-    /// The overlaps of a range that were freed.
+impl FreeRecord {
+    /// The parts of a range that this free freed.
     fn overlaps(&self, (start, end): (u64, u64)) -> impl Iterator<Item = (u64, u64)> + '_ {
-        let overlaps = self.ranges.iter();
-        let overlaps = overlaps.map(move |it| (it.0.max(start), it.1.min(end)));
+        let overlaps = self
+            .ranges
+            .iter()
+            .map(move |it| (it.0.max(start), it.1.min(end)));
         overlaps.filter(|(start, end)| start < end)
     }
 }
 
-/// What is known of one stream.
+/// What is known of one stream's work.
 #[derive(Default)]
 struct Progress {
     /// In the order of their epochs.
-    marks: VecDeque<Mark>,
-    /// The work before what was freed up to here is done.
+    frees: VecDeque<FreeRecord>,
+    /// Work before the frees up to here has completed.
     completed: u64,
-    /// Up to here an event covers what was freed.
+    /// Frees up to here are covered by events.
     covered: u64,
-    /// The last free that has no event of its own.
+    /// The last free that got no event of its own.
     uncovered: u64,
 }
 
 impl Progress {
-    /// Forgets what is done up to a mark's place.
+    /// All frees up to the one at this index have completed.
     fn complete_up_to(&mut self, at: usize, gpu: &mut impl Gpu, events: &mut usize) {
-        self.completed = self.completed.max(self.marks[at].epoch | 1);
-        for event in self.marks.drain(..=at).filter_map(|mark| mark.event) {
+        self.completed = self.completed.max(self.frees[at].epoch | 1);
+        for event in self.frees.drain(..=at).filter_map(|free| free.event) {
             gpu.release_event(event);
             *events -= 1;
         }
     }
 
-    /// Asks the events under way, the oldest first. True if one has passed.
+    /// Polls the events in flight, the oldest first. True if one has completed.
     fn poll(&mut self, gpu: &mut impl Gpu, events: &mut usize) -> bool {
         let mut changed = false;
-        while let Some(at) = self.marks.iter().position(|mark| mark.event.is_some())
-            && self.marks[at]
+        while let Some(at) = self.frees.iter().position(|free| free.event.is_some())
+            && self.frees[at]
                 .event
                 .is_some_and(|event| gpu.has_completed(event))
         {
@@ -90,30 +91,29 @@ impl Progress {
     }
 }
 
-/// Counts what is freed on a device, and knows how much of it is done.
+/// The frees of a device, and how far each stream's work has completed.
 pub struct Epochs {
     /// The epoch of the last free.
     pub now: u64,
-    /// Bytes freed since the last event, [`POLL_REQUESTED`] if the next allocation is to record and poll, and
-    /// [`HAS_DEFERRED`] if blocks are deferred.
+    /// Bytes freed since the last event, with the flags [`POLL_REQUESTED`] and [`HAS_DEFERRED`].
     pub freed_since_event: u64,
-    /// Bytes freed before those.
+    /// Bytes freed before that.
     freed_before: u64,
-    /// Frees get an event of their own up to this epoch, as far as there is time for that.
+    /// Frees get events of their own up to this epoch, within the budget.
     free_events_until: u64,
     budget: EventBudget,
-    /// What is freed just now was given back by the program earlier.
+    /// The frees being made get no events: the program made them earlier.
     pub without_events: bool,
-    /// It was given back in the order of another stream than its own, which gets no event for it.
+    /// The free being made is ordered by another stream than the block's own, which gets no event.
     pub off_stream: bool,
     streams: HashMap<StreamKey, Progress>,
-    /// Streams of other devices, of which an event of this one tells nothing.
+    /// Streams of other devices, which no event of this device covers.
     foreign: HashSet<StreamKey>,
-    /// Events under way.
+    /// Events in flight.
     events: usize,
-    /// Up to which epoch of the second stream the first one's work comes after it.
+    /// Up to which epoch of the second stream the first one's later work waits for it.
     ordered_after: HashMap<(StreamKey, StreamKey), u64>,
-    /// How often some stream was found to have got further.
+    /// How often any stream was found to have completed more.
     pub advances: u64,
 }
 
@@ -123,7 +123,7 @@ impl Epochs {
             now: 0,
             freed_since_event: 0,
             freed_before: 0,
-            free_events_until: 2 * WANTED_AT_FIRST,
+            free_events_until: 2 * EVENTS_AT_FIRST,
             budget: EventBudget::new(),
             without_events: false,
             off_stream: false,
@@ -135,7 +135,7 @@ impl Epochs {
         }
     }
 
-    /// Counts a free. Returns its epoch.
+    /// Counts a free of `size` bytes. Returns its epoch.
     #[inline]
     pub fn tick(&mut self, size: u64) -> u64 {
         self.now += 2;
@@ -143,66 +143,65 @@ impl Epochs {
         self.now
     }
 
-    /// Has the next allocation that finds what it wants record and poll, as it does where there are
-    /// several streams: it knows whether its stream is in a capture.
+    /// Has the next allocation that hits record and poll events: it knows whether its stream is in a capture.
     pub fn request_poll(&mut self) {
         self.freed_since_event |= POLL_REQUESTED;
     }
 
-    /// That allocation is here. True if it was asked.
+    /// Whether a poll was requested; clears the request.
     pub fn take_poll_request(&mut self) -> bool {
-        let asked = self.freed_since_event & POLL_REQUESTED != 0;
+        let requested = self.freed_since_event & POLL_REQUESTED != 0;
         self.freed_since_event &= !POLL_REQUESTED;
-        asked
+        requested
     }
 
-    /// Whether more than this many bytes were freed since the last event.
+    /// Whether more than `least` bytes were freed since the last event.
     pub fn has_freed_since_event(&self, least: u64) -> bool {
         self.freed_since_event & (POLL_REQUESTED - 1) > least
     }
 
-    /// Bytes freed so far.
+    /// Bytes ever freed.
     pub fn freed(&self) -> u64 {
         self.freed_before + (self.freed_since_event & (POLL_REQUESTED - 1))
     }
 
-    /// What is freed_since_event is counted anew, and of the requests [`HAS_DEFERRED`] stays.
+    /// Sets the bytes since the last event to 0; of the flags [`HAS_DEFERRED`] stays.
     pub fn reset_freed_since_event(&mut self) {
         self.freed_before = self.freed();
         self.freed_since_event &= HAS_DEFERRED;
     }
 
-    /// Whether blocks are deferred, for which every allocation is told.
+    /// Sets whether frees are deferred, so that each allocation sees whether to poll.
     pub fn set_deferred(&mut self, deferred: bool) {
         self.freed_since_event &= !HAS_DEFERRED;
         self.freed_since_event |= if deferred { HAS_DEFERRED } else { 0 };
     }
 
-    /// A stream wants memory, and others have some: frees get events of their own for a while, which it could
-    /// wait for. False where they take too much time.
+    /// A stream misses while others have free memory: frees get events of their own for a while, which it
+    /// could wait for. False where the budget does not allow them.
     pub fn request_free_events(&mut self, gpu: &impl Gpu) -> bool {
         let allowed = self.budget.allows(gpu.now());
         if allowed {
-            self.free_events_until = self.now + 2 * WANTED_FOR;
+            self.free_events_until = self.now + 2 * EVENTS_AFTER_MISS;
         }
         allowed
     }
 
-    /// Whether frees get events of their own.
+    /// Whether frees get events of their own now.
     pub fn records_free_events(&self) -> bool {
         self.now < self.free_events_until
     }
 
-    /// The work before what was freed up to here is done, on this stream.
+    /// The stream has completed its work before its frees up to this epoch.
     pub fn completed(&self, key: StreamKey) -> u64 {
         if key == UNORDERED {
-            // It gets a block back only once nothing uses it.
+            // Its blocks are freed only once nothing uses them.
             return u64::MAX;
         }
         self.latest(key, |it| it.completed)
     }
 
-    /// Whether the stream has no event under way.
+    /// Whether the stream has no event in flight.
     pub fn has_no_event(&self, key: StreamKey) -> bool {
         self.completed(key) >= self.covered(key)
     }
@@ -211,6 +210,7 @@ impl Epochs {
         self.latest(key, |it| it.covered)
     }
 
+    /// A figure of the stream, or the device's if that is later and covers the stream.
     fn latest(&self, key: StreamKey, what: impl Fn(&Progress) -> u64) -> u64 {
         let of = |key: &StreamKey| self.streams.get(key).map_or(0, &what);
         match self.foreign.contains(&key) {
@@ -229,8 +229,8 @@ impl Epochs {
         self.foreign.contains(&key)
     }
 
-    /// Notes a free that took place just now, and where: with an event of the stream's own if there can be
-    /// one. False where there is no room for it.
+    /// Records the free of a range that was just made, with an `event` on the stream if there can be one.
+    /// False where too many are recorded.
     pub fn record_free(
         &mut self,
         key: StreamKey,
@@ -265,34 +265,34 @@ impl Epochs {
             }
             None => progress.uncovered = epoch,
         }
-        let room = event.is_some() || progress.marks.len() < MAX_FREES;
-        if room {
-            progress.marks.push_back(Mark {
+        let has_space = event.is_some() || progress.frees.len() < MAX_FREES;
+        if has_space {
+            progress.frees.push_back(FreeRecord {
                 event,
                 epoch,
                 ranges: vec![(start, end)],
             });
         }
-        room
+        has_space
     }
 
-    /// The stream has done all that it was given.
+    /// The stream has completed all its work.
     fn complete_stream(&mut self, key: StreamKey, gpu: &mut impl Gpu) {
-        let done = self.now | 1;
+        let now = self.now | 1;
         let progress = self.streams.entry(key).or_default();
-        for event in progress.marks.drain(..).filter_map(|mark| mark.event) {
+        for event in progress.frees.drain(..).filter_map(|free| free.event) {
             gpu.release_event(event);
             self.events -= 1;
         }
-        (progress.completed, progress.covered) = (done, done);
+        (progress.completed, progress.covered) = (now, now);
         self.advances += 1;
     }
 
-    /// Has an event cover the stream's work up to a free, and what was freed without an event of its own:
-    /// one recorded now, on the stream or else on the whole device. False where none can be recorded.
+    /// Has an event cover the stream's work up to a free, and up to its frees without events: one in flight,
+    /// or one recorded now, on the stream or else on the whole device. False where none can be recorded.
     pub fn cover(&mut self, key: StreamKey, until: u64, gpu: &mut impl Gpu) -> bool {
-        let wanted = self.streams.get(&key).map_or(0, |it| it.uncovered);
-        if self.covered(key) >= until.max(wanted) {
+        let uncovered = self.streams.get(&key).map_or(0, |it| it.uncovered);
+        if self.covered(key) >= until.max(uncovered) {
             return true;
         }
         if gpu.is_idle(key) {
@@ -317,7 +317,7 @@ impl Epochs {
         let epoch = self.now | 1;
         let progress = self.streams.entry(key).or_default();
         progress.covered = epoch;
-        progress.marks.push_back(Mark {
+        progress.frees.push_back(FreeRecord {
             event: Some(event),
             epoch,
             ranges: Vec::new(),
@@ -325,17 +325,17 @@ impl Epochs {
         true
     }
 
-    /// The same for every stream that frees without events are known of.
+    /// Has events cover the frees without events of all streams.
     pub fn cover_uncovered(&mut self, gpu: &mut impl Gpu) {
-        let wanted = self.streams.iter();
-        let wanted = wanted.filter(|(key, it)| it.uncovered > self.covered(**key));
-        let wanted: Vec<StreamKey> = wanted.map(|(key, _)| *key).collect();
-        for key in wanted {
+        let uncovered = self.streams.iter();
+        let uncovered = uncovered.filter(|(key, it)| it.uncovered > self.covered(**key));
+        let uncovered: Vec<StreamKey> = uncovered.map(|(key, _)| *key).collect();
+        for key in uncovered {
             self.cover(key, 0, gpu);
         }
     }
 
-    /// Asks the events under way.
+    /// Polls all events in flight.
     pub fn poll(&mut self, gpu: &mut impl Gpu) {
         if self.events == 0 {
             return;
@@ -345,7 +345,7 @@ impl Epochs {
         }
     }
 
-    /// Asks those of one stream, and of the whole device.
+    /// Polls the events of one stream, and of the whole device.
     pub fn poll_stream(&mut self, key: StreamKey, gpu: &mut impl Gpu) {
         for key in [key, ALL_STREAMS] {
             if let Some(progress) = self.streams.get_mut(&key) {
@@ -354,55 +354,54 @@ impl Epochs {
         }
     }
 
-    /// The epoch after which a stream was last given back part of this range, which is free; 0 where it is
-    /// done with all of it. `unplaced` is its last free whose place is not noted. None where not all of the
-    /// work that was submitted by then has an event of its own.
+    /// The last free of any part of a free range on a stream; 0 where all have completed. `unrecorded` is the
+    /// stream's last free that is not recorded. `None` where not every free up to it has an event of its own.
     pub fn last_free(
         &self,
         key: StreamKey,
         (start, end): (u64, u64),
-        unplaced: u64,
+        unrecorded: u64,
     ) -> Option<u64> {
         let completed = self.completed(key);
-        let marks = || {
-            let marks = self.streams.get(&key).into_iter().flat_map(|it| &it.marks);
-            marks.filter(|it| it.epoch > completed && it.overlaps((start, end)).next().is_some())
+        let frees = || {
+            let frees = self.streams.get(&key).into_iter().flat_map(|it| &it.frees);
+            frees.filter(|it| it.epoch > completed && it.overlaps((start, end)).next().is_some())
         };
-        let mut whole = marks().filter(|it| it.overlaps((start, end)).any(|it| it == (start, end)));
+        let mut whole = frees().filter(|it| it.overlaps((start, end)).any(|it| it == (start, end)));
         let whole = whole.next_back().map_or(0, |it| it.epoch);
-        if unplaced > completed.max(whole) {
+        if unrecorded > completed.max(whole) {
             return None;
         }
-        let mut last = marks().filter(|it| it.epoch >= whole);
+        let mut last = frees().filter(|it| it.epoch >= whole);
         last.try_fold(0, |_, it| it.event.map(|_| it.epoch))
     }
 
-    /// Where the frees begin and end that lie in a range and are not known to be done.
+    /// The starts and ends, in a range, of frees that are not known to have completed.
     pub fn free_boundaries(&self, key: StreamKey, (start, end): (u64, u64)) -> Vec<u64> {
         let completed = self.completed(key);
-        let marks = self.streams.get(&key).into_iter().flat_map(|it| &it.marks);
-        let inside = marks.filter(|it| it.epoch > completed);
+        let frees = self.streams.get(&key).into_iter().flat_map(|it| &it.frees);
+        let inside = frees.filter(|it| it.epoch > completed);
         let overlaps = inside.flat_map(|it| it.overlaps((start, end)));
         overlaps.flat_map(|it| [it.0, it.1]).collect()
     }
 
-    /// What the stream freed in a range lies somewhere else from now on.
+    /// A range was remapped to another address: the stream's frees in it count there too.
     pub fn note_remapped(&mut self, key: StreamKey, (start, end): (u64, u64), to: u64) {
         let completed = self.completed(key);
-        let marks = self.streams.get_mut(&key).map(|it| it.marks.iter_mut());
-        for mark in marks.into_iter().flatten() {
-            if mark.epoch > completed {
-                let overlaps: Vec<(u64, u64)> = mark.overlaps((start, end)).collect();
-                let moved = overlaps
+        let frees = self.streams.get_mut(&key).map(|it| it.frees.iter_mut());
+        for free in frees.into_iter().flatten() {
+            if free.epoch > completed {
+                let overlaps: Vec<(u64, u64)> = free.overlaps((start, end)).collect();
+                let remapped = overlaps
                     .iter()
                     .map(|it| (it.0 - start + to, it.1 - start + to));
-                mark.ranges.extend(moved);
+                free.ranges.extend(remapped);
             }
         }
     }
 
-    /// The stream's work from now on runs after what another one had been given by the free of this epoch.
-    /// False where it cannot be made to.
+    /// Makes the stream's later work wait on the GPU for another one's work up to a free. False where that is
+    /// not possible.
     pub fn wait_for(
         &mut self,
         stream: StreamKey,
@@ -424,12 +423,12 @@ impl Epochs {
         true
     }
 
-    /// Whether the stream can wait_for the other one's work up to a free, or need not.
+    /// Whether the stream can wait for the other one's work up to a free, or need not.
     pub fn can_wait_for(&self, stream: StreamKey, other: StreamKey, epoch: u64) -> bool {
         self.is_after(stream, other, epoch) || self.event_of(other, epoch).is_some()
     }
 
-    /// Whether the stream's work comes after the other one's up to a free already.
+    /// Whether the stream's later work comes after the other one's up to a free already.
     fn is_after(&self, stream: StreamKey, other: StreamKey, epoch: u64) -> bool {
         let ordered_after = self.ordered_after.get(&(stream, other));
         epoch <= self.completed(other) || ordered_after.is_some_and(|it| *it >= epoch)
@@ -437,42 +436,42 @@ impl Epochs {
 
     /// The event that was recorded on a stream at the free of this epoch.
     fn event_of(&self, key: StreamKey, epoch: u64) -> Option<Event> {
-        let marks = &self.streams.get(&key)?.marks;
-        let at = marks.partition_point(|mark| mark.epoch < epoch);
-        marks.get(at).filter(|mark| mark.epoch == epoch)?.event
+        let frees = &self.streams.get(&key)?.frees;
+        let at = frees.partition_point(|free| free.epoch < epoch);
+        frees.get(at).filter(|free| free.epoch == epoch)?.event
     }
 
-    /// All work on the device is known to be done, and that of other devices' streams that use its memory.
-    /// Those that are `recorded` on blocks in use go on using them.
+    /// All work of the device has completed, and that of other devices' streams that use its memory. Streams
+    /// that are `recorded` on live or pending blocks stay known.
     pub fn complete_all(&mut self, gpu: &mut impl Gpu, recorded: impl Fn(&StreamKey) -> bool) {
         self.reset_freed_since_event();
         for (_, progress) in self.streams.drain() {
             progress
-                .marks
+                .frees
                 .into_iter()
-                .filter_map(|mark| mark.event)
+                .filter_map(|free| free.event)
                 .for_each(|event| gpu.release_event(event));
         }
         self.events = 0;
         self.ordered_after.clear();
         self.advances += 1;
-        let done = self.now | 1;
+        let now = self.now | 1;
         let all = Progress {
-            completed: done,
-            covered: done,
+            completed: now,
+            covered: now,
             ..Progress::default()
         };
         self.streams.insert(ALL_STREAMS, all);
-        // They were waited for as well; the others are named again with their next use.
+        // They were waited for as well; those not retained are recorded again with their next use.
         self.foreign.retain(recorded);
         gpu.retain_foreign(&self.foreign);
         for key in &self.foreign {
             let progress = self.streams.entry(*key).or_default();
-            (progress.completed, progress.covered) = (done, done);
+            (progress.completed, progress.covered) = (now, now);
         }
     }
 
-    /// Forgets streams of which nothing is under way, once there are many.
+    /// Drops the streams that have nothing in flight, once there are many.
     pub fn drop_finished_streams(&mut self) {
         const KEPT: usize = 256;
         if self.streams.len() > KEPT {
@@ -480,7 +479,7 @@ impl Epochs {
             self.streams.retain(|key, it| {
                 *key == ALL_STREAMS
                     || self.foreign.contains(key)
-                    || !it.marks.is_empty()
+                    || !it.frees.is_empty()
                     || it.completed > device
                     || it.uncovered > device
             });

@@ -1,7 +1,7 @@
 //! The event budget: how much of the program's time goes into events for single frees.
 //!
-//! An event costs several times what a free does. A training job frees a few hundred blocks a step and does not
-//! notice; a loop that does little else would.
+//! An event costs several times what a free does. A training job frees a few hundred blocks a step and does
+//! not notice; a loop that does little else would.
 
 /// The time over which events are added up before they are judged, in nanoseconds: short, so that such a loop
 /// is noticed soon.
@@ -10,8 +10,8 @@ const WINDOW: u64 = 2_000_000;
 /// The share of a window that events may take, in thousandths. A backward pass frees in bursts.
 const SHARE: u64 = 100;
 
-/// For how many windows events pause after one where they took more: at first, and at most, as it doubles each
-/// time.
+/// For how many windows events pause after one where they took more: at first, and at most, as it doubles
+/// each time.
 const PAUSE: u64 = 32;
 const LONGEST_PAUSE: u64 = 1024;
 

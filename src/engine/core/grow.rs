@@ -9,8 +9,8 @@ use super::gpu::{Gpu, Refusal};
 use super::memory_events::MemoryEvent;
 use super::pool::Pool;
 
-/// One request need not create more chunks than this, however little is reserved: llama_lora_ckpt then reaches
-/// its peak with a quarter less of the driver's time. A larger part of a request costs memory: at 32
+/// One request need not create more chunks than this, however little is reserved: llama_lora_ckpt then
+/// reaches its peak with a quarter less of the driver's time. A larger part of a request costs memory: at 32
 /// llama_serve reserves 1.0114 of what is live rather than 1.0090.
 const CHUNKS_PER_REQUEST: u64 = 48;
 
@@ -25,8 +25,8 @@ const LARGEST_CHUNK: u64 = 8 << 20;
 const PRIVATE_RESERVATION: u64 = 64 << 20;
 
 /// By how much chunks are larger where free memory is not fragmented, as a fraction: a chunk's cost does not
-/// depend on its size. At 3/2 the traces take 3 % less of the driver's time from an empty pool; at 2, 5 %, but
-/// two programs at once (`tests/workloads`) reserve 1.0304 of what is live rather than 1.0284.
+/// depend on its size. At 3/2 the traces take 3 % less of the driver's time from an empty pool; at 2, 5 %,
+/// but two programs at once (`tests/workloads`) reserve 1.0304 of what is live rather than 1.0284.
 const LARGER_CHUNKS: (u64, u64) = (3, 2);
 
 /// Unfragmented: free bytes outside wholly free chunks are under 1/FRAGMENTED of the slack. At 1
@@ -69,8 +69,8 @@ pub(super) struct Slack {
     pub bytes: u64,
 }
 
-/// The size of the first of equal chunks that give `bytes` in all, each about `size` and at most half as large
-/// again. All are whole granules.
+/// The size of the first of equal chunks that give `bytes` in all, each about `size` and at most half as
+/// large again. All are whole granules.
 fn even_chunk(bytes: u64, size: u64, granularity: u64) -> u64 {
     let count = ((bytes + size / 2) / size).max(1);
     (bytes / count).next_multiple_of(granularity)
@@ -96,8 +96,8 @@ impl<G: Gpu> Pool<G> {
         })
     }
 
-    /// Bytes that must be mapped at the cursor before the tail is a free block of `size` bytes that the stream
-    /// may use.
+    /// Bytes that must be mapped at the cursor before the tail is a free block of `size` bytes that the
+    /// stream may use.
     pub(super) fn missing_bytes(&self, size: u64, list: u16) -> u64 {
         let tail = self.arenas[self.lists.get(list).arena as usize].tail;
         match tail != NONE && self.is_usable(tail, list) {
@@ -164,9 +164,9 @@ impl<G: Gpu> Pool<G> {
     }
 
     /// For a large request, growth goes on from the largest free block that ends where addresses are free, or
-    /// from a new run where that block does not hold a tenth of the request. Not under a limit, where runs that
-    /// coalesce with nothing cost more than they spare: the smallest limit of gpt2_varlen would be 1.005 of
-    /// what is live rather than 1.004.
+    /// from a new run where that block does not hold a tenth of the request. Not under a limit, where runs
+    /// that coalesce with nothing cost more than they spare: the smallest limit of gpt2_varlen would be 1.005
+    /// of what is live rather than 1.004.
     fn choose_run(&mut self, size: u64, list: u16) {
         let (id, idle) = (self.lists.get(list).arena, self.lists.get(list).idle);
         let chunk = self.chunk_size(id);
@@ -253,8 +253,8 @@ impl<G: Gpu> Pool<G> {
         Ok(())
     }
 
-    /// Creates and maps chunks at the cursor until the tail holds `size` free bytes. What was created before a
-    /// refusal stays.
+    /// Creates and maps chunks at the cursor until the tail holds `size` free bytes. What was created before
+    /// a refusal stays.
     pub(super) fn create_chunks(&mut self, size: u64, list: u16) -> Result<(), Refusal> {
         let (id, idle) = (self.lists.get(list).arena, self.lists.get(list).idle);
         let mut missing = self.missing_bytes(size, list);
@@ -309,8 +309,8 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// Whether chunks may be larger than [`Self::chunk_size`]: not where a setting says how large they may be,
-    /// or a limit makes waste dear.
+    /// Whether chunks may be larger than [`Self::chunk_size`]: not where a setting says how large they may
+    /// be, or a limit makes waste dear.
     fn may_be_larger(&self) -> bool {
         self.policy.chunk == 0 && !self.gpu.is_limited()
     }

@@ -1,4 +1,4 @@
-//! Looking a block up by any address inside it.
+//! Looking up what lies around an address: a live block, an allocation, the chunks behind it.
 
 use super::arena::{ArenaId, SHARED_ARENA};
 use super::block::{Block, BlockState, NONE};
@@ -7,40 +7,39 @@ use super::pool::Pool;
 use super::stream_lists::StreamKey;
 use std::collections::HashMap;
 
-/// A block in use.
+/// A live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockInfo {
     /// Where it starts.
     pub start: u64,
     /// Its size in bytes.
     pub size: u64,
-    /// The bytes that were asked for.
+    /// The requested bytes.
     pub requested: u64,
     /// The stream that it was allocated on.
     pub stream: StreamKey,
 }
 
-/// What a program is to take for one allocation when it asks about an address in it.
+/// What a program that asks about an address is told is one allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// A block in use; in a private pool all memory around it without a gap, used or not.
+    /// A live block; in a private arena the whole run of mapped memory around it, live or not.
     pub found: BlockInfo,
-    /// It is a private pool's.
+    /// It is in a private arena.
     pub private: bool,
-    /// It lies in a plain segment, which is one allocation to the driver.
+    /// It is in a plain segment, which is one allocation to the driver.
     pub plain: bool,
 }
 
-/// The memory that a block in use lies in, as the driver knows it. Nothing of it moves or goes back as
-/// long as the block is in use.
+/// The memory that a live block lies in, as the driver knows it. None of it is remapped or given back while
+/// the block is live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backing {
-    /// Where the first part begins.
+    /// Where the first part starts.
     pub start: u64,
-    /// Chunks by their handles, one behind the other, with their sizes in bytes; or one plain segment,
-    /// by its address.
+    /// Contiguous chunks, by handle and size in bytes; or one plain segment, by address and size.
     pub parts: Vec<(u64, u64)>,
-    /// They are chunks.
+    /// The parts are chunks.
     pub mapped: bool,
 }
 
@@ -52,8 +51,7 @@ impl Backing {
 }
 
 impl<G: Gpu> Pool<G> {
-    /// The block in use that holds the byte at `address`. Quick for a block's first byte; looks at
-    /// every block for another.
+    /// The live block around `address`. Fast for a block's first byte; else walks all blocks.
     pub fn block_around(&self, address: u64) -> Option<BlockInfo> {
         self.live_around(address).map(|block| self.info_of(block))
     }
@@ -67,9 +65,9 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// The allocation around an address. In a private pool that is what does not change while a graph uses
-    /// it, freed or not: mapped memory without a gap. What somebody else supplies is that one's to tell.
-    /// Quick for the first byte of a block in use; looks at every block for another.
+    /// The allocation around an address. In a private arena that is a whole run of mapped memory, which does
+    /// not change while a graph uses it, freed or not. `None` for supplied memory, which its supplier knows.
+    /// Fast for the first byte of a live block; else walks all blocks.
     pub fn allocation_around(&self, address: u64) -> Option<Allocation> {
         let arena_of = |block: &Block| self.lists.get(block.list).arena;
         let is_own = |block: &Block| !self.arenas[arena_of(block) as usize].supplied;
@@ -119,7 +117,7 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// The memory behind the block in use that holds the byte at `address`.
+    /// The memory behind the live block around `address`.
     pub fn backing(&self, address: u64) -> Option<Backing> {
         let block = self.live_around(address)?;
         let id = self.lists.get(block.list).arena;
@@ -136,7 +134,7 @@ impl<G: Gpu> Pool<G> {
         self.chunks_behind(id, block.address, block.end())
     }
 
-    /// The memory behind a private pool's allocation ([`Pool::allocation_around`]), which is mapped.
+    /// The memory behind a private arena's allocation ([`Pool::allocation_around`]), where it is mapped.
     pub fn backing_of_run(&self, address: u64) -> Option<Backing> {
         let blocks = self.blocks.iter().map(|(_, block)| block);
         let mut blocks = blocks.filter(|it| {
@@ -149,7 +147,7 @@ impl<G: Gpu> Pool<G> {
         self.chunks_behind(id, run.start, run.start + run.size)
     }
 
-    /// The chunks that mapped memory of an arena lies in.
+    /// The chunks behind a mapped range of an arena.
     fn chunks_behind(&self, id: ArenaId, from: u64, to: u64) -> Option<Backing> {
         let chunks = &self.arenas[id as usize].chunks;
         let chunk = |address| Some(chunks.get(chunks.at(address)?));
@@ -167,24 +165,24 @@ impl<G: Gpu> Pool<G> {
         })
     }
 
-    /// Where each chunk is at home, by its handle.
+    /// Where each chunk is mapped, by its handle.
     pub fn chunk_addresses(&self) -> HashMap<u64, u64> {
         let chunks = self.arenas.iter().flat_map(|arena| arena.chunks.iter());
         chunks.map(|chunk| (chunk.handle, chunk.address)).collect()
     }
 
-    /// Whether memory comes in plain segments, each of them one allocation to the driver.
+    /// Whether all memory is plain segments, each one allocation to the driver.
     pub fn is_plain(&self) -> bool {
         self.granularity == 0
     }
 
-    /// Whether the byte at `address` is the pool's, in use or not. Looks at every block.
+    /// Whether the address is the pool's memory, live or not. Walks all blocks.
     pub fn holds(&self, address: u64) -> bool {
         let mut blocks = self.blocks.iter().map(|(_, block)| block);
         blocks.any(|block| (block.address..block.end()).contains(&address))
     }
 
-    /// Every block in use.
+    /// All live blocks.
     pub fn blocks_in_use(&self) -> impl Iterator<Item = BlockInfo> {
         self.live_blocks().map(|block| self.info_of(block))
     }

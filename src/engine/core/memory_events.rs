@@ -1,5 +1,5 @@
-//! Memory events that no call of the program accounts for, such as mapping a chunk. They are logged only while
-//! somebody records a memory history.
+//! Memory events that no call of the program accounts for, such as mapping a chunk. They are logged only
+//! while somebody records a memory history.
 
 /// One event. Numbers are the address and the size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,20 @@
-//! The pool: which bytes are whose. Pure policy over the [`Gpu`] seam: nothing here locks or calls CUDA. Of
-//! unsafe code there is what finds a node by its name (`block`), and two promises: a node and a free list may begin
-//! as zeros.
+//! The pool: which bytes are whose. Pure policy over the [`Gpu`] seam: it neither locks nor calls CUDA. Its
+//! unsafe code is the look-up of a node by its id (`block`) and three promises that a type may begin as
+//! zeros.
 //!
-//! Physical memory and addresses are two things. Physical memory comes in *chunks*; a chunk is
-//! mapped at one *home* address at a time, where its bytes are carved into *blocks*. Chunks whose
-//! bytes are all free can move: they are mapped a second time where a large request needs one
-//! contiguous range, and the old mapping is taken down later, when the work that used it is done.
+//! Physical memory comes in *chunks*. A chunk is mapped at one address at a time, where it is split into
+//! *blocks*, each live, pending, free or purgeable. A wholly free chunk can be *remapped*: it is mapped again
+//! where a request needs one contiguous range, and its old, *stale* mapping is unmapped once the work that
+//! used it has completed.
+//!
+//! - `pool`: allocating and freeing; `ladder`: every step of a miss
+//! - `bins`, `stream_lists`, `block`, `coalesce`, `address_map`: free blocks by size and by stream, all
+//!   blocks in address order and by address
+//! - `epoch`, `completion`, `deferred_free`, `cross_stream`: whose work has completed, and who waits for whom
+//! - `grow`, `remap`, `chunk`, `address_space`, `plain_segments`: memory from the driver; `purge`, `trim`:
+//!   back to it
+//! - `arena`, `private_arenas`, `restore`: the shared arena and private pools
+//! - `counters`, `inspect`, `segments`, `memory_events`, `check`: what others are shown
 
 #![deny(unsafe_code)]
 
@@ -57,7 +66,7 @@ pub use stream_lists::{ALL_STREAMS, StreamKey, UNORDERED};
 /// allocator (`kMinBlockSize` in its `CUDACachingAllocator`).
 pub const BLOCK: u64 = 512;
 
-/// Bytes of the block that a request for `size` bytes gets, where no free block is handed out whole.
+/// Bytes of the block that a request for `size` bytes gets, unless blocks are whole segments.
 #[inline(always)]
 pub const fn block_size(size: u64) -> u64 {
     let least = if size == 0 { 1 } else { size };
@@ -65,8 +74,8 @@ pub const fn block_size(size: u64) -> u64 {
 }
 
 /// Requests up to this many bytes count as `small_pool` in the statistics, as in PyTorch
-/// (`kSmallSize`). The pool itself makes no difference between small and large.
+/// (`kSmallSize`). Only the statistics and plain segments tell small from large.
 pub const SMALL: u64 = 1 << 20;
 
-/// No request above this is looked at: more than any device has, and far from overflow.
+/// Requests above this fail at once: more bytes than any device has, and far from overflow.
 pub const LARGEST_REQUEST: u64 = 1 << 46;

@@ -1,5 +1,6 @@
-//! Plain segments: where memory cannot be mapped, the user does not want it, or somebody else
-//! supplies it, for a private pool whose memory is not to be the driver's.
+//! Plain segments, as PyTorch's allocator has without `expandable_segments`: for devices that cannot map
+//! memory, for settings that ask for them, and for private pools whose memory is supplied by another
+//! allocator.
 
 use super::arena::ArenaId;
 use super::block::{BlockId, BlockState};
@@ -8,18 +9,18 @@ use super::memory_events::MemoryEvent;
 use super::pool::Pool;
 
 impl<G: Gpu> Pool<G> {
-    /// Whether an arena's memory comes in plain segments.
+    /// Whether an arena's memory is plain segments rather than chunks.
     pub(super) fn is_plain_arena(&self, id: ArenaId) -> bool {
         self.granularity == 0 || self.arenas[id as usize].supplied
     }
 
-    /// From now on each block of an arena takes a whole segment, where its memory comes in such.
+    /// From now on each block of an arena of plain segments is a whole segment.
     pub fn use_whole_segments(&mut self, id: ArenaId) {
         self.arenas[id as usize].whole_segments = self.is_plain_arena(id);
     }
 
-    /// How large a segment for a request is, as in PyTorch: 2 MiB for small ones, 20 MiB up to 10 MiB,
-    /// the request rounded up to 2 MiB above (`kSmallBuffer`, `kLargeBuffer`, `kMinLargeAlloc`).
+    /// The size of a segment for a request, as in PyTorch: 2 MiB for small requests, 20 MiB below 10 MiB,
+    /// else the request rounded up to 2 MiB (`kSmallBuffer`, `kLargeBuffer`, `kMinLargeAlloc`).
     pub(super) fn segment_size(&self, size: u64, id: ArenaId) -> u64 {
         if self.arenas[id as usize].whole_segments {
             size.next_multiple_of(2 << 20)
@@ -42,18 +43,19 @@ impl<G: Gpu> Pool<G> {
         Ok(self.add_segment_block(address, bytes, id))
     }
 
-    /// An arena whose memory is supplied gets so many bytes more, a multiple of 512, at an address that is
-    /// one, too. They are its own until [`Pool::pop_returned_segment`] names them.
+    /// Adds `bytes` at `address`, both multiples of 512, to an arena whose memory is supplied. The pool owns
+    /// them until [`Pool::pop_returned_segment`] returns them.
     pub fn add_supplied_segment(&mut self, address: u64, bytes: u64, id: ArenaId) {
         self.add_segment_block(address, bytes, id);
     }
 
-    /// A supplied segment that is not needed any more, by address and size: no work uses it. It is not
-    /// named again.
+    /// A supplied segment that is not needed any more, by address and size; no work uses it. The caller owns
+    /// it from now on.
     pub fn pop_returned_segment(&mut self) -> Option<(u64, u64)> {
         self.returned_segments.pop()
     }
 
+    /// Makes a segment one idle free block.
     fn add_segment_block(&mut self, address: u64, bytes: u64, id: ArenaId) -> BlockId {
         let arena = &mut self.arenas[id as usize];
         arena.segments.insert(address, bytes);
@@ -69,9 +71,9 @@ impl<G: Gpu> Pool<G> {
         block
     }
 
-    /// Gives plain segments back that are wholly free and idle.
+    /// Gives plain segments back that are wholly free and idle. Returns their bytes.
     pub(super) fn trim_segments(&mut self, id: ArenaId) -> u64 {
-        // Freeing waits for the device.
+        // To free them waits for the device.
         if !self.gpu.may_wait() {
             return 0;
         }

@@ -171,7 +171,8 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// How much to split off a free block for a block of this size: all of it where blocks are whole segments.
+    /// How much to split off a free block for a block of this size: all of it where blocks are whole
+    /// segments.
     #[inline(always)]
     fn split_size(&self, free_block: BlockId, size: u64, arena: ArenaId) -> u64 {
         match arena != SHARED_ARENA && self.arenas[arena as usize].whole_segments {
@@ -180,8 +181,8 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// Splits `size` bytes off a free block and marks them live. Returns the address, or `None` where there is
-    /// no node left.
+    /// Splits `size` bytes off a free block and marks them live. Returns the address, or `None` where there
+    /// is no node left.
     #[inline(always)]
     fn allocate_from(
         &mut self,
@@ -223,8 +224,8 @@ impl<G: Gpu> Pool<G> {
         address
     }
 
-    /// Records a free in an arena that notes them; `before` is the epoch of the last free of this list that was
-    /// not recorded.
+    /// Records a free in an arena that notes them; `before` is the epoch of the last free of this list that
+    /// was not recorded.
     #[cold]
     #[inline(never)]
     pub(super) fn record_free(&mut self, id: BlockId, before: u64) {
@@ -254,8 +255,8 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// Runs `free`, whose frees get no events of their own: the program freed that memory earlier, and an event
-    /// recorded now would not tell when.
+    /// Runs `free`, whose frees get no events of their own: the program freed that memory earlier, and an
+    /// event recorded now would not tell when.
     pub fn free_without_events(&mut self, free: impl FnOnce(&mut Self)) {
         self.epochs.without_events = true;
         free(self);
@@ -263,8 +264,8 @@ impl<G: Gpu> Pool<G> {
     }
 }
 
-/// The pool of one device: its shared arena, and its private ones. It neither locks nor calls CUDA; one caller
-/// at a time.
+/// The pool of one device: its shared arena, and its private ones. It neither locks nor calls CUDA; one
+/// caller at a time.
 pub struct Pool<G> {
     pub(super) gpu: G,
     pub(super) policy: Policy,
@@ -308,7 +309,7 @@ pub struct LiveBlock {
     pub(super) id: BlockId,
     /// Where the address map has it, until that is next changed.
     map_index: MapIndex,
-    /// Bytes asked for.
+    /// The requested bytes.
     pub requested: u64,
     /// The free list of the stream that it was allocated on.
     pub list: u16,
@@ -444,7 +445,7 @@ impl<G: Gpu> Pool<G> {
             .map(|live| self.blocks[live.id].size)
     }
 
-    /// The statistics, with the blocks that the allocator's own functions were asked for.
+    /// The statistics, with the blocks that the allocator's own functions allocated.
     pub fn stats(&self) -> PoolStats {
         self.stats_of(Origin::Allocator)
     }

@@ -1,13 +1,11 @@
-//! Memory that nobody wants is made purgeable, reclaimed when somebody does, and given back to the driver
-//! when nobody did for long.
+//! Purging: chunks that have been free for a while leave the free lists. A miss reclaims them; at the timeout
+//! they go back to the driver.
 //!
-//! Whole free chunks are taken out of their streams' bins, so that the quick way of an allocation does
-//! not see them and pays nothing for it. A request that finds no other free block comes by here before
-//! anything else is tried, and reclaims no more chunks than it needs. So what is still purgeable has been
-//! used by nobody since it was put there.
+//! The fast path does not see purgeable chunks and pays nothing for them. A miss reclaims no more of them
+//! than it needs, so what is still purgeable at the timeout has not been used since it became so.
 //!
-//! Only everybody's memory is made purgeable, and only where it is mapped: a captured graph goes on using
-//! the addresses of its private pool, and giving a plain segment back would wait for the device.
+//! Only mapped chunks of the shared arena are purged: a captured graph goes on using the addresses of its
+//! private arena, and to free a plain segment would wait for the device.
 
 use super::arena::SHARED_ARENA;
 use super::block::{BlockId, BlockState, NONE};
@@ -16,8 +14,8 @@ use super::gpu::Gpu;
 use super::pool::Pool;
 use std::collections::HashMap;
 
-/// When blocks purgeable are to be given back, on the caller's clock. The blocks themselves lie in the bins
-/// of the streams that freed them.
+/// When purgeable blocks go back to the driver, on the caller's clock. The blocks themselves lie in bins of
+/// the lists of the streams that freed them.
 #[derive(Default)]
 pub struct Purge {
     due: HashMap<BlockId, u64>,
@@ -34,11 +32,11 @@ impl Purge {
 }
 
 impl<G: Gpu> Pool<G> {
-    /// Puts what is free to rest, to be given back when it is `due`, and gives back what is due `now` and
-    /// idle; times are on the caller's clock. `silent` says that nobody has asked for anything for long,
-    /// so that no capture is likely to be on. Only then is the device asked what is done; else the next
-    /// allocation does it, which knows its stream. Never waits. At most `most` chunks are given back;
-    /// true if there may be more.
+    /// Makes free chunks purgeable, to go back to the driver when they are `due`, and gives back those that
+    /// are due `now` and idle; times are on the caller's clock. `silent` says that nothing was allocated for
+    /// long, so that no capture is likely to be on: only then are events polled, which else the next
+    /// allocation does, as it knows its stream. Never waits. Gives back at most `most` chunks; true if there
+    /// may be more.
     pub fn purge_idle(&mut self, now: u64, due: u64, silent: bool, most: usize) -> bool {
         if self.granularity == 0 || !self.gpu.may_wait() {
             return false;
@@ -54,6 +52,7 @@ impl<G: Gpu> Pool<G> {
         self.release_due(now, most)
     }
 
+    /// Makes the whole chunks of every free block of the shared arena purgeable.
     fn make_purgeable(&mut self, due: u64) {
         let Self {
             arenas,
@@ -101,8 +100,8 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// Wakes as many chunks as a request needs, of those that its stream may use at once. Where none
-    /// are enough it reclaims everything, whoever's it is. True if there was anything.
+    /// Reclaims as many purgeable chunks as a request needs, of those that its stream may use at once; all of
+    /// all streams where none fit. True if there were any.
     pub(super) fn reclaim(&mut self, size: u64, list: u16) -> bool {
         let own = self.lists.get(list);
         if self.purge.due.is_empty() || own.arena != SHARED_ARENA {
@@ -127,28 +126,28 @@ impl<G: Gpu> Pool<G> {
         true
     }
 
-    /// Everything is as if nothing had been made purgeable.
+    /// Reclaims all purgeable chunks.
     pub(super) fn reclaim_all(&mut self) {
         for block in self.in_order(self.purge.due.keys()) {
             self.reclaim_front(block, self.blocks[block].size);
         }
     }
 
-    /// By address, so that it is the same in every run.
+    /// Blocks by address, so that every run is the same.
     fn in_order<'a>(&self, blocks: impl Iterator<Item = &'a BlockId>) -> Vec<BlockId> {
         let mut blocks: Vec<BlockId> = blocks.copied().collect();
         blocks.sort_unstable_by_key(|id| self.blocks[*id].address);
         blocks
     }
 
-    /// The first `size` bytes of a block purgeable, which are whole chunks, are a free block again.
+    /// Reclaims the first `size` bytes of a purgeable block, which are whole chunks.
     fn reclaim_front(&mut self, block: BlockId, size: u64) {
         let front = self.split_purgeable(block, size);
         self.make_free(front);
     }
 
-    /// Takes the first `size` bytes, which are whole chunks, out of a block purgeable. They belong to no
-    /// list then.
+    /// Splits the first `size` bytes, which are whole chunks, off a purgeable block. They are in no list
+    /// then.
     fn split_purgeable(&mut self, block: BlockId, size: u64) -> BlockId {
         let Self {
             blocks,
@@ -172,7 +171,7 @@ impl<G: Gpu> Pool<G> {
         front
     }
 
-    /// Makes what was taken from rest a free block of its stream, or an idle one if its work is done.
+    /// Makes a block that was purgeable a free block of its stream, or an idle one if its work has completed.
     fn make_free(&mut self, block: BlockId) {
         let (list, freed) = (self.blocks[block].list, self.blocks[block].detail);
         let idle = self.arenas[SHARED_ARENA as usize].idle;
@@ -183,6 +182,7 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
+    /// Gives back idle chunks that are due, at most `most`. True if there may be more.
     fn release_due(&mut self, now: u64, most: usize) -> bool {
         let idle = self.arenas[SHARED_ARENA as usize].idle;
         let over = self.purge.due.iter().filter(|(id, due)| {
@@ -205,13 +205,13 @@ impl<G: Gpu> Pool<G> {
         left == 0
     }
 
-    /// Gives the first chunk of a block purgeable back. False where that is not possible, and the chunk
-    /// is a free block again.
+    /// Gives the first chunk of a purgeable block back. False where that is not possible; it is a free block
+    /// then.
     fn release_front(&mut self, block: BlockId, chunk: ChunkId) -> bool {
         let idle = self.arenas[SHARED_ARENA as usize].idle;
         let size = self.arenas[SHARED_ARENA as usize].chunks.get(chunk).size;
         let front = self.split_purgeable(block, size);
-        // A free block of its own for the moment: what lies beside it stays.
+        // For the moment a free block that is not coalesced with its neighbours.
         let free_block = &mut self.blocks[front];
         (free_block.state, free_block.list, free_block.detail) = (BlockState::Free, idle, 0);
         self.lists.get_mut(idle).insert(&mut self.blocks, front);

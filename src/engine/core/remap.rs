@@ -1,7 +1,7 @@
 //! Remapping: whole free chunks are mapped again where a request needs one contiguous range.
 //!
-//! Nothing waits: the new mapping is there at once, and the old one, *stale*, is unmapped later, once the work
-//! that used it has completed.
+//! Nothing waits: the new mapping is there at once, and the old one, *stale*, is unmapped later, once the
+//! work that used it has completed.
 
 use super::arena::SHARED_ARENA;
 use super::block::{BlockId, BlockState, NONE};
@@ -11,17 +11,17 @@ use super::gpu::{Gpu, Refusal};
 use super::memory_events::MemoryEvent;
 use super::pool::Pool;
 
-/// How many stale mappings are kept, for each chunk and at least. They cost addresses, of which eight times the
-/// device's memory is reserved at once; with this many llama_serve, from an empty pool, takes a fifth less of
-/// the driver's time than with half a mapping a chunk.
+/// How many stale mappings are kept, for each chunk and at least. They cost addresses, of which eight times
+/// the device's memory is reserved at once; with this many llama_serve, from an empty pool, takes a fifth
+/// less of the driver's time than with half a mapping a chunk.
 const STALE_PER_CHUNK: usize = 4;
 const MIN_STALE: usize = 256;
 
 impl<G: Gpu> Pool<G> {
-    /// Chooses whole free chunks to remap, `wanted` bytes or more if there are as many, none of the free block
-    /// `except`. Those that the stream may use come first, then other streams', behind a wait on the GPU (none
-    /// for the idle list). The smallest free blocks give theirs first: large ones can meet large requests as
-    /// they are. Returns the bytes chosen.
+    /// Chooses whole free chunks to remap, `wanted` bytes or more if there are as many, none of the free
+    /// block `except`. Those that the stream may use come first, then other streams', behind a wait on the
+    /// GPU (none for the idle list). The smallest free blocks give theirs first: large ones can meet large
+    /// requests as they are. Returns the bytes chosen.
     pub(super) fn choose_chunks(&mut self, wanted: u64, list: u16, except: BlockId) -> u64 {
         let mut chosen = std::mem::take(&mut self.to_remap);
         chosen.clear();

@@ -2,8 +2,8 @@
 //!
 //! Where blocks of all sizes come and go at random, free memory gets so fragmented that keeping within the
 //! slack costs remaps without end: with 2000 blocks of up to 16 MiB, 5 to 15 chunks in a thousand pairs, at
-//! 25 µs each (H100) beside 0.1 µs a pair. 5 % more memory ends that. Whether it is worth that is a question of
-//! time, which only the GPU's side can tell.
+//! 25 µs each (H100) beside 0.1 µs a pair. 5 % more memory ends that. Whether it is worth that is a question
+//! of time, which only the GPU's side can tell.
 
 /// The time over which remaps are added up before they are judged, in nanoseconds: about two steps of a
 /// training job. Less could be one large request.

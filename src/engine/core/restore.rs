@@ -1,4 +1,4 @@
-//! Blocks put back where they were, so that a private pool has the state of an earlier moment again.
+//! Restoring a private arena's live blocks at given addresses, so that it has the state of an earlier moment.
 
 use super::arena::ArenaId;
 use super::block::{Block, BlockId, BlockState};
@@ -7,13 +7,12 @@ use super::gpu::Gpu;
 use super::inspect::BlockInfo;
 use super::pool::Pool;
 
-/// The address of a block that cannot be put there: the memory is in use, still used by other streams
-/// after it was freed, or not the arena's.
+/// The address of a block that cannot be allocated there: the memory is live, pending, or not the arena's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occupied(pub u64);
 
 impl<G: Gpu> Pool<G> {
-    /// Every block in use of one arena.
+    /// The live blocks of one arena.
     pub fn blocks_of(&self, arena: ArenaId) -> impl Iterator<Item = BlockInfo> {
         let of_arena = move |it: &&Block| self.lists.get(it.list).arena == arena;
         self.live_blocks()
@@ -21,8 +20,8 @@ impl<G: Gpu> Pool<G> {
             .map(|block| self.info_of(block))
     }
 
-    /// Takes memory of an arena that is free at these very places, all blocks or none. Whoever freed it:
-    /// a captured graph that is replayed writes to its addresses without asking.
+    /// Allocates blocks at these very addresses of an arena, all or none. It matters not which stream freed
+    /// them: a captured graph that is replayed writes to its addresses anyway.
     pub fn allocate_at(&mut self, blocks: &[BlockInfo], arena: ArenaId) -> Result<(), Occupied> {
         let mut free_blocks: Vec<BlockId> = self
             .blocks
@@ -38,24 +37,25 @@ impl<G: Gpu> Pool<G> {
         let mut found = Vec::with_capacity(blocks.len());
         let mut free_from = 0;
         for block in &blocks {
-            let unplaced = Occupied(block.start);
+            let unavailable = Occupied(block.start);
             let after = free_blocks.partition_point(|id| self.blocks[*id].address <= block.start);
             let free_block = *after
                 .checked_sub(1)
                 .and_then(|at| free_blocks.get(at))
-                .ok_or(unplaced)?;
-            let end = block.start.checked_add(block.size).ok_or(unplaced)?;
+                .ok_or(unavailable)?;
+            let end = block.start.checked_add(block.size).ok_or(unavailable)?;
             if block.size == 0 || block.start < free_from || end > self.blocks[free_block].end() {
-                return Err(unplaced);
+                return Err(unavailable);
             }
             free_from = end;
             found.push(free_block);
         }
         for (at, (block, free_block)) in blocks.iter().zip(found).enumerate() {
             let Some(list) = self.lists.find_or_add(block.stream, arena) else {
-                // More streams than there is room for. They were placed just now, and are known.
-                for placed in &blocks[..at] {
-                    let _ = self.free(placed.start);
+                // There are too many streams. The blocks before were just allocated, so that they can be
+                // freed.
+                for allocated in &blocks[..at] {
+                    let _ = self.free(allocated.start);
                 }
                 return Err(Occupied(block.start));
             };
@@ -64,8 +64,8 @@ impl<G: Gpu> Pool<G> {
         Ok(())
     }
 
-    /// Cuts a block out of a free block around it. What is left of the free block behind the block keeps the free block's
-    /// node.
+    /// Splits a block out of the free block around it, and marks it live. What is left behind it keeps the
+    /// free block's node.
     fn carve(&mut self, free_block: BlockId, block: &BlockInfo, list: u16) {
         let Block {
             address,
@@ -96,7 +96,7 @@ impl<G: Gpu> Pool<G> {
         self.mark_live(id, block.requested, list, arena, Origin::Allocator);
     }
 
-    /// A piece of a free block is a free block as that was.
+    /// Inserts a part of a free block that was split, with the epoch that it had, and does not coalesce it.
     pub(super) fn reinsert_rest(&mut self, id: BlockId, freed: u64) {
         self.blocks[id].detail = freed;
         let Block { size, list, .. } = self.blocks[id];

@@ -1,4 +1,4 @@
-//! The pool as it stands, segment by segment.
+//! A snapshot of the pool's memory, segment by segment, for PyTorch's memory snapshots.
 
 use super::arena::ArenaId;
 use super::block::{BlockState, NONE};
@@ -6,29 +6,29 @@ use super::counters::Origin;
 use super::gpu::Gpu;
 use super::pool::Pool;
 
-/// One piece of a segment.
+/// One block of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentBlock {
     /// Where it begins.
     pub address: u64,
     /// Its bytes.
     pub size: u64,
-    /// What was asked for; 0 where it is free.
+    /// Bytes requested; 0 where it is free.
     pub requested: u64,
-    /// Handle of the stream that it was allocated on or freed by last; 0 for idle memory.
+    /// The handle of the stream that it was allocated on or freed by last; 0 for idle memory.
     pub stream: u64,
-    /// Handed out and not given back.
+    /// Allocated and not freed.
     pub live: bool,
-    /// Given back while other streams may still use it.
+    /// Freed while other streams may still use it.
     pub pending: bool,
-    /// Whose a piece is that is one of the two.
+    /// By which functions a live or pending block was allocated.
     pub origin: Origin,
 }
 
 /// Memory without a gap: chunks mapped side by side, or one plain segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Whose memory it is.
+    /// The arena that it belongs to.
     pub arena: ArenaId,
     /// Made of mapped chunks.
     pub expandable: bool,
@@ -37,7 +37,7 @@ pub struct Segment {
 }
 
 impl<G: Gpu> Pool<G> {
-    /// All memory that is held from the driver, in no order.
+    /// All reserved memory, in no order.
     pub fn segments(&self) -> Vec<Segment> {
         let firsts = self.blocks.iter().filter(|(_, block)| block.prev == NONE);
         firsts
@@ -70,7 +70,7 @@ impl<G: Gpu> Pool<G> {
             .collect()
     }
 
-    /// What happens from now on besides what is asked for.
+    /// The log of memory events.
     pub fn event_log_mut(&mut self) -> &mut super::memory_events::EventLog {
         &mut self.event_log
     }

@@ -1,9 +1,9 @@
-//! Streams: whose free blocks are whose.
+//! Free lists by stream, and one per arena for blocks whose work has completed.
 //!
-//! A free block belongs to the *free list* of the stream that freed it: that stream may take it at once,
-//! because its own later work runs after its earlier work. Each arena has one more free list, *idle*:
-//! free blocks whose old work is known to be done (see `epoch`), which any stream may take. What is another
-//! stream's it can have behind a wait (see `cross_stream`).
+//! A free block is in the list of the stream that freed it: that stream may have it at once, as its later
+//! work runs after its earlier work. Each arena has one more list, *idle*: free blocks whose work is known to
+//! have completed (`epoch`), which any stream may have. Another stream's free blocks can be had behind a wait
+//! (`cross_stream`).
 
 use super::arena::ArenaId;
 use super::bins::Bins;
@@ -11,54 +11,53 @@ use super::block::{Block, BlockId, Blocks, NONE, Nodes};
 use crate::util::zeroed::{Zeroable, Zeroed};
 use std::collections::HashMap;
 
-/// What names a stream. A handle alone does not: the driver hands the handle of a destroyed
-/// stream out again while the old work still runs.
+/// Identifies a stream. A handle alone does not: the driver gives the handle of a destroyed stream to a new
+/// one while the old one's work still runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamKey {
     /// The driver's handle (`CUstream`).
     pub handle: u64,
-    /// The driver's id for the stream (`cuStreamGetId`), never used twice; 0 where unknown.
+    /// The driver's id of the stream (`cuStreamGetId`), never used twice; 0 where unknown.
     pub id: u64,
 }
 
-/// The owner of memory that is ordered by no stream, as `cudaMalloc`'s is: whoever gets it may use it
-/// on any. Whatever it holds is idle, since it gets a block back only once nothing uses it. To the
-/// driver its handle is the default stream; its number sets it apart, as the driver counts streams
-/// from 1.
+/// The key of memory that no stream orders, as `cudaMalloc`'s: it may be used on any. Its free blocks are all
+/// idle, as they are freed only once nothing uses them. To the driver its handle is the default stream; the
+/// id sets it apart, as the driver counts streams from 1.
 pub const UNORDERED: StreamKey = StreamKey {
     handle: 0,
     id: u64::MAX,
 };
 
-/// Stands for every stream of the device, those included that are gone.
+/// The key of all streams of the device together, destroyed ones too.
 pub const ALL_STREAMS: StreamKey = StreamKey {
     handle: u64::MAX,
     id: 0,
 };
 
-/// A stream that the pool has seen, and its free blocks.
+/// A stream's free blocks in one arena, or the arena's idle ones.
 pub struct FreeList {
     pub key: StreamKey,
     pub arena: ArenaId,
-    /// The free list of the arena's idle memory; this one, if it is that itself.
+    /// The arena's idle list; this one, if it is that itself.
     pub idle: u16,
     pub bins: Bins,
-    /// The epoch of the stream's last free here whose place is not noted; see `epoch`.
+    /// The epoch of the stream's last free here whose range is not recorded; see `epoch`.
     pub freed: u64,
-    /// Whole chunks made purgeable, if ever there were any; see `rest`.
+    /// Purgeable blocks, if there ever were any; see `purge`.
     pub purgeable: Option<Box<Bins>>,
-    /// Blocks handed out, or freed but still used elsewhere, that will come back to the free list.
+    /// Live and pending blocks, which will come back to the list.
     pub live: u64,
-    /// The free list's free blocks in the order of being freed, kept from when it is first asked for.
+    /// Whether free blocks are also linked in the order of their frees, `oldest` first.
     pub ordered: bool,
     oldest: BlockId,
     newest: BlockId,
-    /// The free list's arena is gone.
+    /// The arena is gone.
     dead: bool,
 }
 
 impl FreeList {
-    /// Is another stream's from now on. It holds nothing.
+    /// Makes it the empty list of another stream.
     fn reset(&mut self, key: StreamKey, arena: ArenaId, idle: u16) {
         (self.key, self.arena, self.idle) = (key, arena, idle);
         (self.freed, self.live, self.dead) = (0, 0, false);
@@ -66,7 +65,7 @@ impl FreeList {
         (self.ordered, self.oldest, self.newest) = (false, NONE, NONE);
     }
 
-    /// Whether it is of this arena, which is not gone.
+    /// Whether it is this arena's, which is not gone.
     pub fn is_of(&self, arena: ArenaId) -> bool {
         self.arena == arena && !self.dead
     }
@@ -76,12 +75,12 @@ impl FreeList {
         self.dead
     }
 
-    /// Whether anything is purgeable.
+    /// Whether it has purgeable blocks.
     pub fn has_purgeable(&self) -> bool {
         self.purgeable.as_ref().is_some_and(|bins| !bins.is_empty())
     }
 
-    /// Free blocks of at least `size` bytes, those purgeable included.
+    /// Free and purgeable blocks of at least `size` bytes.
     pub fn all_free<'a>(
         &'a self,
         blocks: &'a Blocks,
@@ -92,17 +91,17 @@ impl FreeList {
         free_blocks.flat_map(move |bins| bins.ascending(blocks, size).map(|id| &blocks[id]))
     }
 
-    /// Whether any free memory is the stream's.
+    /// Whether it has free or purgeable blocks.
     pub fn has_free(&self) -> bool {
         !self.bins.is_empty() || self.has_purgeable()
     }
 
-    /// Whether any block or free block is the stream's, or will be.
+    /// Whether it has any blocks, or will have when live ones are freed.
     fn is_in_use(&self) -> bool {
         self.live > 0 || !self.bins.is_empty() || self.has_purgeable()
     }
 
-    /// Takes a free block in as the newest.
+    /// Inserts a free block as the newest.
     #[inline(always)]
     pub fn insert(&mut self, nodes: &mut Nodes, id: BlockId) {
         if self.ordered {
@@ -141,8 +140,7 @@ impl FreeList {
         }
     }
 
-    /// From now on the order is kept. What is there already comes first, in the order that counts:
-    /// by the clock.
+    /// Keeps the order of frees from now on. Blocks that are there already are sorted by epoch.
     pub fn start_order(&mut self, blocks: &mut Blocks) {
         if !self.ordered {
             self.ordered = true;
@@ -152,7 +150,7 @@ impl FreeList {
         }
     }
 
-    /// With no free block left there is no order to keep, until it is asked for again.
+    /// Stops keeping the order if no free block is left.
     pub fn drop_order(&mut self) {
         self.ordered &= self.oldest != NONE;
     }
@@ -162,10 +160,10 @@ impl FreeList {
     }
 }
 
-/// Streams of which the free list is found without a search.
+/// How many streams' lists are found without a search.
 const RECENT: usize = 16;
 
-/// A stream of an arena, and its free list.
+/// A stream, an arena, and the list found for them.
 #[derive(Clone, Copy)]
 struct Recent {
     key: StreamKey,
@@ -174,7 +172,7 @@ struct Recent {
 }
 
 impl Recent {
-    /// No stream: nobody asks for the free list of idle memory by its key.
+    /// No entry: the idle list is never looked up by its key.
     const NONE: Recent = Recent {
         key: IDLE,
         arena: 0,
@@ -182,7 +180,7 @@ impl Recent {
     };
 }
 
-/// What idle memory has in the place of a stream.
+/// The key of idle lists.
 const IDLE: StreamKey = StreamKey {
     handle: u64::MAX,
     id: u64::MAX,
@@ -193,33 +191,32 @@ fn recent_of(key: StreamKey) -> usize {
     (key.handle.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - RECENT.trailing_zeros())) as usize
 }
 
-/// As many free lists as a number names.
+/// As many free lists as a `u16` can name.
 struct ListArray([FreeList; 1 << 16]);
 
-// SAFETY: a free list of zeros is one: of numbers, `false`, `NONE` for every block and no box. `FreeLists` drops what
-// comes to be in it.
+// SAFETY: a free list of zeros is one: of numbers, `false`, `NONE` for every block and no box. `FreeLists`
+// drops what comes to be in it.
 #[allow(unsafe_code)]
 unsafe impl Zeroable for ListArray {}
 
 /// Every free list.
 pub struct FreeLists {
-    /// All that can be named, so that who finds one by its name need not ask whether it is there; the system
-    /// gives what is used.
+    /// All that can be named, so that no index is checked; the system commits what is used.
     array: Zeroed<ListArray>,
-    /// How many were ever used.
+    /// How many lists were ever used.
     used: usize,
-    /// The streams found last, each in the place that its handle has here.
+    /// The lists found last, by a hash of the stream's handle.
     recent: [Recent; RECENT],
-    /// Every free list that is anybody's, the arenas' idle ones too.
+    /// Every list in use, idle ones too.
     by_key: HashMap<(ArenaId, StreamKey), u16>,
-    /// How many free lists are streams'.
+    /// How many lists in use are not idle ones.
     streams: usize,
-    /// The free lists of each arena, ascending, so that what concerns one arena looks at no others.
+    /// The lists of each arena, ascending.
     of_arena: Vec<Vec<u16>>,
-    /// Slots that held nothing when all were last looked at for such, and those of arenas that are gone.
+    /// Lists that were empty at the last scan, and those of arenas that are gone.
     vacant: Vec<u16>,
-    /// They are looked at again once so many were ever used: that is seldom, and yet no more than twice as
-    /// many are used as held something at once.
+    /// The next scan is when `used` is this: seldom, and yet no more than twice as many lists are used as
+    /// were in use at once.
     scan_at: usize,
 }
 
@@ -244,12 +241,12 @@ impl FreeLists {
         })
     }
 
-    /// A free list for the idle memory of a new arena. `None` when there are 65,535 free lists already.
+    /// Adds the idle list of a new arena. `None` when there are 65,535 lists in use.
     pub fn add_idle(&mut self, arena: ArenaId) -> Option<u16> {
         self.add(IDLE, arena)
     }
 
-    /// The arena is gone: its free lists hold nothing and may be used again.
+    /// The arena is gone: its lists are empty and can be used again.
     pub fn remove_arena(&mut self, arena: ArenaId) {
         let lists = self.of_arena.get_mut(arena as usize);
         for at in lists.map(std::mem::take).unwrap_or_default() {
@@ -263,8 +260,7 @@ impl FreeLists {
         self.recent = [Recent::NONE; RECENT];
     }
 
-    /// The free list of a stream in an arena; a new one for a stream not seen before. `None` when there
-    /// are 65,535 free lists that hold memory.
+    /// The list of a stream in an arena, a new one for a new stream. `None` when there are 65,535 in use.
     #[inline(always)]
     pub fn find_or_add(&mut self, key: StreamKey, arena: ArenaId) -> Option<u16> {
         let recent = &self.recent[recent_of(key)];
@@ -285,15 +281,14 @@ impl FreeLists {
         Some(list)
     }
 
-    /// A new free list, in the place of one that holds nothing where one is known; so many
-    /// streams that come and go cost no more than twice the most that held memory at once.
+    /// Adds a list, an empty one used again if one is known.
     fn add(&mut self, key: StreamKey, arena: ArenaId) -> Option<u16> {
         let idle = self.by_key.get(&(arena, IDLE)).copied();
         let list = match self.pop_vacant() {
             Some(list) => {
                 self.recent = [Recent::NONE; RECENT];
                 let old = self.get(list);
-                // Those of an arena that is gone were taken from the lists with it.
+                // A list of an arena that is gone was unlisted with the arena.
                 if !old.dead {
                     let name = (old.arena, old.key);
                     self.streams -= 1;
@@ -318,7 +313,7 @@ impl FreeLists {
         Some(list)
     }
 
-    /// A free list that holds nothing, if one is known.
+    /// A list that is not in use, if one is known.
     fn pop_vacant(&mut self) -> Option<u16> {
         let is_vacant = |array: &ListArray, at: u16| {
             let list = &array.0[at as usize];
@@ -342,24 +337,24 @@ impl FreeLists {
         }
     }
 
-    /// The free lists of an arena.
+    /// The lists of an arena.
     pub fn of_arena(&self, arena: ArenaId) -> impl Iterator<Item = (u16, &FreeList)> {
         let lists = self.of_arena.get(arena as usize);
         lists.into_iter().flatten().map(|at| (*at, self.get(*at)))
     }
 
-    /// The same, by number alone.
+    /// The numbers of an arena's lists.
     pub fn numbers(&self, arena: ArenaId) -> Vec<u16> {
         self.of_arena(arena).map(|(at, _)| at).collect()
     }
 
-    /// Whether more than one stream has blocks or free blocks. Looks at no more free lists than held something at once.
+    /// Whether more than one stream has blocks, in any arena.
     pub fn several_in_use(&self) -> bool {
         let streams = self.iter().filter(|(at, it)| *at != it.idle);
         streams.filter(|(_, it)| it.is_in_use()).nth(1).is_some()
     }
 
-    /// How many streams have been seen.
+    /// How many stream lists are in use, in all arenas.
     pub fn streams(&self) -> usize {
         self.streams
     }
@@ -374,7 +369,7 @@ impl FreeLists {
         &mut self.array.0[list as usize]
     }
 
-    /// The free lists of an arena's streams, without that of its idle memory.
+    /// The lists of an arena without its idle one.
     pub fn stream_lists_of(&self, arena: ArenaId) -> impl Iterator<Item = (u16, &FreeList)> {
         self.of_arena(arena).filter(|(list, it)| it.idle != *list)
     }
@@ -384,7 +379,7 @@ impl FreeLists {
         lists.map(|(at, list)| (at as u16, list))
     }
 
-    /// The free lists of the other streams of a free list's arena, where they have free blocks.
+    /// The lists of the other streams of this list's arena that have free blocks.
     pub fn others_with_free(&self, list: u16) -> impl Iterator<Item = (u16, &FreeList)> {
         let own = self.get(list);
         self.stream_lists_of(own.arena)

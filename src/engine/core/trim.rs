@@ -1,4 +1,4 @@
-//! Giving memory back to the driver, and taking old mappings down.
+//! Trimming: giving free chunks back to the driver, and unmapping stale mappings.
 
 use super::arena::{ArenaId, SHARED_ARENA};
 use super::block::{BlockId, NONE};
@@ -9,8 +9,8 @@ use super::pool::Pool;
 use super::stream_lists::{FreeList, StreamKey, UNORDERED};
 
 impl<G: Gpu> Pool<G> {
-    /// Takes old mappings down, the oldest first, until at most `bound` are left or the next one
-    /// may still be in use.
+    /// Unmaps stale mappings, the oldest first, until at most `bound` are left or the next one may still be
+    /// in use. Polls events if it has to.
     pub(super) fn unmap_stale(&mut self, bound: usize, id: ArenaId) {
         if self.unmap_completed(bound, id) {
             self.epochs.poll(&mut self.gpu);
@@ -18,7 +18,7 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// The same as far as is known without asking. True where the next one may still be in use.
+    /// [`Self::unmap_stale`] without polling. True where the next one may still be in use.
     pub(super) fn unmap_completed(&mut self, bound: usize, id: ArenaId) -> bool {
         let Self {
             epochs,
@@ -41,7 +41,7 @@ impl<G: Gpu> Pool<G> {
             arena.chunks.stale.pop_front();
             let size = arena.chunks.get(old.chunk).size;
             if gpu.unmap(old.address, size).is_err() {
-                // Nothing is lost: the mapping stays counted and is tried again.
+                // It stays counted and is tried again later.
                 counters.driver_errors += 1;
                 arena.chunks.stale.push_back(old);
                 return false;
@@ -54,10 +54,9 @@ impl<G: Gpu> Pool<G> {
         false
     }
 
-    /// Gives every chunk of everybody's memory, and of arenas that are closing, back to the driver
-    /// where it is wholly free and idle. Waits for the device first where something free is not
-    /// idle yet; does nothing in a capture, such as one of the stream that memory is wanted on, if
-    /// it is for one. Returns the bytes given back.
+    /// Gives wholly free chunks of the shared arena and of closing arenas back to the driver. Waits for the
+    /// device first unless all free memory is idle; does nothing in a capture, such as one of the stream that
+    /// memory is wanted on, if it is for one. Returns the bytes of the shared arena given back.
     pub fn trim_all(&mut self, wanted_on: Option<StreamKey>) -> u64 {
         self.gpu.set_requesting_stream(wanted_on);
         self.reclaim_all();
@@ -71,7 +70,7 @@ impl<G: Gpu> Pool<G> {
         bytes
     }
 
-    /// The same of what is known to be idle now, of everybody's memory. Never waits.
+    /// Like [`Pool::trim_all`], for idle chunks of the shared arena only; never waits.
     pub fn trim_idle(&mut self) -> u64 {
         if self.granularity == 0 || !self.gpu.may_wait() {
             return 0;
@@ -84,8 +83,8 @@ impl<G: Gpu> Pool<G> {
         self.release_idle(SHARED_ARENA)
     }
 
-    /// The same for one arena, without waiting. For an arena that is closing the caller has waited
-    /// for the device: a graph may be replaying on streams that the pool knows nothing of.
+    /// Gives back the idle chunks, or plain segments, of one arena, without waiting. For a closing arena the
+    /// caller has waited for the device: a graph may be replaying on streams that the pool does not know.
     pub(super) fn trim(&mut self, id: ArenaId) -> u64 {
         if !self.gpu.may_wait() {
             return 0;
@@ -101,10 +100,11 @@ impl<G: Gpu> Pool<G> {
         self.release_idle(id)
     }
 
-    /// Gives back the chunks of an arena that are idle as a whole and have no other mapping.
+    /// Gives back the wholly idle chunks of an arena that have no stale mapping.
     fn release_idle(&mut self, id: ArenaId) -> u64 {
         let arena = &self.arenas[id as usize];
-        // Joined with a stream's free block, what no stream orders would be that stream's: it stays where it is.
+        // Unordered free blocks are idle too, but stay in their list: coalesced with a stream's free block
+        // they would be that stream's.
         let is_idle = |at: u16, it: &FreeList| at == it.idle || it.key == UNORDERED;
         let lists = self.lists.of_arena(id);
         let lists = lists.filter(|(at, it)| is_idle(*at, it));
@@ -129,7 +129,7 @@ impl<G: Gpu> Pool<G> {
         bytes
     }
 
-    /// Where the last run is gone, its addresses are used again from where their gap begins.
+    /// Where the run that grew is gone, growth goes on from the start of the gap that it leaves.
     pub(super) fn reset_cursor(&mut self, id: ArenaId) {
         let arena = &mut self.arenas[id as usize];
         if arena.tail == NONE {
@@ -137,8 +137,8 @@ impl<G: Gpu> Pool<G> {
         }
     }
 
-    /// Gives a chunk back that lies wholly in an idle free block and has no other mapping. False where the driver
-    /// does not take its mapping down.
+    /// Gives a chunk back that lies wholly in an idle free block and has no stale mapping. False where the
+    /// driver refuses to unmap it.
     pub(super) fn release_chunk(
         &mut self,
         free_block: BlockId,

@@ -1,6 +1,6 @@
-//! Allocations whose IPC handle the program has asked for (`cudaIpcGetMemHandle`). The handle of an allocation by
-//! `cudaMalloc` is valid until the program frees it, also if its address is allocated again later. That of a
-//! tensor is valid as long as the span that it lies in.
+//! Allocations whose IPC handle the program has asked for (`cudaIpcGetMemHandle`). The handle of an
+//! allocation by `cudaMalloc` is valid until the program frees it, also if its address is allocated again
+//! later. That of a tensor is valid as long as the span that it lies in.
 
 use crate::device::spans::IpcError;
 use crate::util::message;

@@ -35,8 +35,8 @@ pub fn request(process: &[u8; 16], message: Request) -> Result<(Response, Vec<Ow
         .set_read_timeout(Some(TIMEOUT))
         .map_err(forbidden)?;
     // SAFETY: numbers throughout.
-    let asked = send(&connection, unsafe { bytes_of(&message) }, &[]);
-    let (response, files) = match asked.and_then(|()| receive(&connection)) {
+    let sent = send(&connection, unsafe { bytes_of(&message) }, &[]);
+    let (response, files) = match sent.and_then(|()| receive(&connection)) {
         Ok(response) => response,
         Err(error) if error.kind() == ErrorKind::WouldBlock => {
             return Err(IpcError::Forbidden(format!(
@@ -44,7 +44,7 @@ pub fn request(process: &[u8; 16], message: Request) -> Result<(Response, Vec<Ow
                 TIMEOUT.as_secs()
             )));
         }
-        // It ended meanwhile.
+        // The process ended meanwhile.
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Err(IpcError::Gone),
         Err(error) if error.raw_os_error() == Some(libc::EPIPE) => return Err(IpcError::Gone),
         Err(error) if error.kind() == ErrorKind::ConnectionReset => return Err(IpcError::Gone),

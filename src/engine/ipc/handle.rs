@@ -9,7 +9,8 @@ use crate::util::secret::Secret;
 /// The first bytes of a handle of ours; the last of them is the protocol's version.
 const MARK: [u8; 8] = *b"concert\x02";
 
-/// Names memory of a process, and proves that its bearer may open it: plain bytes, which may be sent in any way.
+/// Names memory of a process, and proves that its bearer may open it: plain bytes, which may be sent in any
+/// way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Handle {

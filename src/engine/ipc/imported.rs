@@ -24,8 +24,8 @@ static DEFERRED: Mutex<Vec<Mapping>> = Mutex::new(Vec::new());
 /// What an import is found by: the memory, and the device in whose context it is mapped.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Key {
-    /// Process, span, secret, device. The secret is part of the key so that a number alone finds nothing; it is
-    /// [`Secret::NONE`] if the number and secret of an allocation led to the span.
+    /// Process, span, secret, device. The secret is part of the key so that a number alone finds nothing; it
+    /// is [`Secret::NONE`] if the number and secret of an allocation led to the span.
     Span([u8; 16], u64, Secret, i32),
     Segment(SegmentHandle, i32),
 }
@@ -45,8 +45,8 @@ struct Mapping {
     kind: Kind,
 }
 
-/// Memory of another process. It stays mapped until this is dropped; dropping waits for the device, whose work
-/// may still use the memory. In a forked child dropping does nothing: the mapping is the parent's.
+/// Memory of another process. It stays mapped until this is dropped; dropping waits for the device, whose
+/// work may still use the memory. In a forked child dropping does nothing: the mapping is the parent's.
 pub struct Imported {
     /// Taken on drop.
     mapping: Option<Mapping>,
@@ -68,8 +68,8 @@ impl Imported {
         self.address
     }
 
-    /// The memory in it that a handle names; `None` if it reaches beyond the end, which only a handle that was
-    /// tampered with does.
+    /// The memory in it that a handle names; `None` if it reaches beyond the end, which only a handle that
+    /// was tampered with does.
     pub fn subrange(&self, handle: &Handle) -> Option<BlockInfo> {
         let Handle { offset, size, .. } = *handle;
         let end = offset.checked_add(size)?;
@@ -119,8 +119,8 @@ fn unmap_deferred() {
     deferred.into_iter().for_each(unmap);
 }
 
-/// Maps the span of a handle in the context of a device of this process, or returns the mapping that there is.
-/// Any thread may call it; it waits for the other process.
+/// Maps the span of a handle in the context of a device of this process, or returns the mapping that there
+/// is. Any thread may call it; it waits for the other process.
 pub fn import(device: &'static Device, handle: &Handle) -> Result<Arc<Imported>, IpcError> {
     unmap_deferred();
     let (span, secret) = match exported::is_allocation(handle.number) {
@@ -244,8 +244,8 @@ mod tests {
         ("cuMemUnmap", 1),
     ];
 
-    /// Imports a block of three chunks as another process would, while these calls fail. Checks that nothing of
-    /// it is left once it is dropped and the device's cache emptied; returns whether it could be imported.
+    /// Imports a block of three chunks as another process would, while these calls fail. Checks that nothing
+    /// of it is left once it is dropped and the device's cache emptied; returns whether it could be imported.
     fn open_and_close(failures: &[(&str, u64)]) -> bool {
         let machine = Machine::new(Config::default());
         let _bound = machine.bind();

@@ -42,7 +42,7 @@ static DEVICES: OnceLock<Devices> = OnceLock::new();
 
 /// To be called before any device is opened: `list` returns those that are open whenever it is called.
 pub fn set_devices(functions: Functions, list: fn() -> Vec<&'static Device>) {
-    // Nobody else sets them.
+    // No other code sets them.
     let _ = DEVICES.set(Devices { functions, list });
 }
 
@@ -164,12 +164,12 @@ fn poll(listener: &UnixListener, connections: &[Connection]) {
     let files = std::iter::once(listener.as_raw_fd()).chain(streams);
     let mut files: Vec<libc::pollfd> = files.map(wanted).collect();
     let now = Instant::now();
-    let until = connections
+    let deadline = connections
         .iter()
         .map(|connection| connection.deadline)
         .min();
     // Rounded up, so that the deadline has passed then.
-    let left = until.map(|it| it.saturating_duration_since(now).as_millis() as i32 + 1);
+    let left = deadline.map(|it| it.saturating_duration_since(now).as_millis() as i32 + 1);
     // SAFETY: the array and its length; after an error each connection is looked at once.
     unsafe {
         libc::poll(

@@ -120,8 +120,8 @@ impl Allocator {
     }
 
     /// The memory of all devices as PyTorch's `_snapshot`, of one private pool or of everything, and with
-    /// `traces` each device's history. Stacks are numbers (`context`) in place of `frames`, and of the settings
-    /// it holds those that a running program can change.
+    /// `traces` each device's history. Stacks are numbers (`context`) in place of `frames`, and of the
+    /// settings it holds those that a running program can change.
     pub fn snapshot(&self, only: Option<PoolId>, traces: bool) -> Value {
         let mut segments = Vec::new();
         let mut device_traces = Vec::new();
@@ -170,8 +170,8 @@ pub fn is_uncached() -> bool {
     UNCACHED.load(Relaxed)
 }
 
-/// PyTorch's `caching_allocator_enable`, inverted: with `true` each allocation is one of the driver's own from
-/// now on, on every device.
+/// PyTorch's `caching_allocator_enable`, inverted: with `true` each allocation is one of the driver's own
+/// from now on, on every device.
 pub fn set_uncached(uncached: bool) {
     UNCACHED.store(uncached, Relaxed);
     devices_in_use().for_each(|device| device.set_uncached(uncached));
@@ -183,8 +183,8 @@ pub fn change_settings(text: &str) {
     devices_in_use().for_each(|device| device.apply_settings(&settings));
 }
 
-/// Records the history of every device's memory from now on as `plan` says, or nothing without one; drops what
-/// was recorded before if `clear`. Devices that are opened later do the same.
+/// Records the history of every device's memory from now on as `plan` says, or nothing without one; drops
+/// what was recorded before if `clear`. Devices that are opened later do the same.
 pub fn record_history(plan: Option<Plan>, clear: bool) {
     history::set_plan(plan);
     devices_in_use().for_each(|device| device.follow_recording_plan(clear));

@@ -1,8 +1,8 @@
-//! What a program asked of CUDA's memory functions, where the library stands in for them: how often,
-//! for how much, and how long that took.
+//! Counts of the program's calls to CUDA's memory functions where the library is preloaded: number, bytes,
+//! time.
 //!
-//! Each thread counts for itself, in lines of memory that no other thread writes: about two nanoseconds
-//! a call. Time is taken only where `CONCERTINA_STATS` asks for statistics, by the processor's time stamp
+//! Each thread has counters of its own, in cache lines that no other thread writes: about two nanoseconds a
+//! call. Calls are timed only if `CONCERTINA_STATS` asks for statistics, by the processor's time stamp
 //! counter, which is read twice a call.
 
 use crate::util::fork;
@@ -20,7 +20,7 @@ macro_rules! functions {
         #[allow(missing_docs)]
         pub enum Function { $($variant,)* }
 
-        /// Their names, and whether they hand out memory.
+        /// Their names, and whether they allocate.
         const FUNCTIONS: &[(&str, bool)] = &[$(($name, functions!(@ $kind)),)*];
     };
     (@ allocates) => { true };
@@ -36,26 +36,26 @@ functions! {
     FreeAsync = "cuMemFreeAsync", frees;
 }
 
-/// What one thread has counted of one function.
+/// Counters of one function in one thread.
 #[derive(Default)]
-struct Counted {
+struct Counters {
     count: AtomicU64,
     failed: AtomicU64,
     bytes: AtomicU64,
     ticks: AtomicU64,
 }
 
-/// The same, added up.
+/// Totals of one function, or what one call adds to them.
 #[derive(Clone, Copy, Default)]
-struct Sum {
+struct Totals {
     count: u64,
     failed: u64,
     bytes: u64,
     ticks: u64,
 }
 
-impl Sum {
-    fn add(&mut self, more: &Sum) {
+impl Totals {
+    fn add(&mut self, more: &Totals) {
         self.count += more.count;
         self.failed += more.failed;
         self.bytes += more.bytes;
@@ -63,9 +63,10 @@ impl Sum {
     }
 }
 
-impl Counted {
+impl Counters {
+    /// With `shared`, another thread may write to them at the same time.
     #[inline]
-    fn add(&self, more: &Sum, shared: bool) {
+    fn add(&self, more: &Totals, shared: bool) {
         for (to, value) in [
             (&self.count, more.count),
             (&self.failed, more.failed),
@@ -79,8 +80,8 @@ impl Counted {
         }
     }
 
-    fn sum(&self) -> Sum {
-        Sum {
+    fn totals(&self) -> Totals {
+        Totals {
             count: self.count.load(Relaxed),
             failed: self.failed.load(Relaxed),
             bytes: self.bytes.load(Relaxed),
@@ -89,126 +90,128 @@ impl Counted {
     }
 }
 
-/// What one thread has counted, and threads before it that have ended.
+/// The counters of one thread, which it took over from a thread that has ended, if there was one.
 #[derive(Default)]
 #[repr(align(128))]
-struct Sheet {
-    counted: [Counted; FUNCTIONS.len()],
-    /// Several threads write to it: those whose end has begun.
+struct ThreadCounters {
+    functions: [Counters; FUNCTIONS.len()],
+    /// They are [`Registry::of_ending_threads`].
     shared: bool,
 }
 
-/// Every sheet there is, and those whose threads have ended. Sheets are never given back, so that
-/// nothing is lost: there are as many as threads at one time.
+/// The counters of all threads. They are never freed, so that no count is lost: there are as many as there
+/// were threads at one time.
 #[derive(Default)]
-struct Sheets {
-    all: Vec<&'static Sheet>,
-    free: Vec<&'static Sheet>,
-    late: Option<&'static Sheet>,
+struct Registry {
+    all: Vec<&'static ThreadCounters>,
+    /// Those whose thread has ended, for new threads to take over.
+    free: Vec<&'static ThreadCounters>,
+    /// Shared by threads whose thread-locals are being destroyed.
+    of_ending_threads: Option<&'static ThreadCounters>,
 }
 
-static SHEETS: Mutex<Sheets> = Mutex::new(Sheets {
+static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
     all: Vec::new(),
     free: Vec::new(),
-    late: None,
+    of_ending_threads: None,
 });
 
 thread_local! {
-    // No destructor: a thread that is ending frees memory, too.
-    static SHEET: Cell<Option<&'static Sheet>> = const { Cell::new(None) };
-    static KEEPER: Keeper = const { Keeper };
+    // No destructor: a thread that is ending may free memory.
+    static COUNTERS: Cell<Option<&'static ThreadCounters>> = const { Cell::new(None) };
+    static AT_THREAD_EXIT: AtThreadExit = const { AtThreadExit };
 }
 
-/// Hands the thread's sheet on when the thread ends.
-struct Keeper;
+/// Releases the thread's counters when the thread ends.
+struct AtThreadExit;
 
-impl Drop for Keeper {
+impl Drop for AtThreadExit {
     fn drop(&mut self) {
         if fork::in_forked_child() {
             return;
         }
-        let mut sheets = SHEETS.lock().unwrap_or_else(PoisonError::into_inner);
-        let late = sheets.late();
-        sheets.free.extend(SHEET.replace(Some(late)));
+        let mut registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = registry.of_ending_threads();
+        registry.free.extend(COUNTERS.replace(Some(shared)));
     }
 }
 
-impl Sheets {
-    fn new_sheet(&mut self, shared: bool) -> &'static Sheet {
-        let sheet = Box::leak(Box::new(Sheet {
+impl Registry {
+    fn add(&mut self, shared: bool) -> &'static ThreadCounters {
+        let counters = Box::leak(Box::new(ThreadCounters {
             shared,
-            ..Sheet::default()
+            ..ThreadCounters::default()
         }));
-        self.all.push(sheet);
-        sheet
+        self.all.push(counters);
+        counters
     }
 
-    /// The sheet of threads whose end has begun.
-    fn late(&mut self) -> &'static Sheet {
-        let late = self.late.unwrap_or_else(|| self.new_sheet(true));
-        self.late.insert(late)
+    fn of_ending_threads(&mut self) -> &'static ThreadCounters {
+        let counters = self.of_ending_threads.unwrap_or_else(|| self.add(true));
+        self.of_ending_threads.insert(counters)
     }
 }
 
+/// The first count of a thread.
 #[cold]
-fn take_sheet() -> &'static Sheet {
-    let mut sheets = SHEETS.lock().unwrap_or_else(PoisonError::into_inner);
-    let sheet = match KEEPER.try_with(|_| ()) {
-        Ok(()) => match sheets.free.pop() {
-            Some(sheet) => sheet,
-            None => sheets.new_sheet(false),
+fn register_thread() -> &'static ThreadCounters {
+    let mut registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
+    let counters = match AT_THREAD_EXIT.try_with(|_| ()) {
+        Ok(()) => match registry.free.pop() {
+            Some(counters) => counters,
+            None => registry.add(false),
         },
-        Err(_) => sheets.late(),
+        Err(_) => registry.of_ending_threads(),
     };
-    SHEET.set(Some(sheet));
-    sheet
+    COUNTERS.set(Some(counters));
+    counters
 }
 
-/// Calls are also counted by who made them.
+/// Calls are also counted by calling library.
 static BY_CALLER: AtomicBool = AtomicBool::new(false);
-static CALLERS: Mutex<BTreeMap<&str, [Sum; FUNCTIONS.len()]>> = Mutex::new(BTreeMap::new());
+static CALLERS: Mutex<BTreeMap<&str, [Totals; FUNCTIONS.len()]>> = Mutex::new(BTreeMap::new());
 
-/// Has calls counted by who makes them, too, from now on.
+/// Counts calls by calling library, too, from now on.
 pub fn count_by_caller() {
     BY_CALLER.store(true, Relaxed);
 }
 
-/// A call that is being made.
-pub struct Started(u64);
+/// A call under way: the tick at which it began, or 0 if calls are not timed.
+pub struct Call(u64);
 
 /// A call begins.
 #[inline]
-pub fn start() -> Started {
+pub fn start() -> Call {
     match is_timed() {
-        true => Started(ticks()),
-        false => Started(0),
+        true => Call(ticks()),
+        false => Call(0),
     }
 }
 
-impl Started {
-    /// It is over, with this status, and has handed out `bytes` if it succeeded; `caller` tells who made
-    /// it, and is asked where that is counted. Not to be called in a process that was forked from one
-    /// that used the library.
+impl Call {
+    /// Counts the call, which has returned `status`; `bytes` is called if it succeeded and returns what it
+    /// allocated, `caller` if calls are counted by calling library and names it. Not to be called in a forked
+    /// child.
     #[inline]
-    pub fn done(
+    pub fn count(
         self,
         function: Function,
         status: u32,
         bytes: impl FnOnce() -> usize,
         caller: impl FnOnce() -> &'static str,
     ) {
-        let this = Sum {
+        let this = Totals {
             count: 1,
             failed: u64::from(status != 0),
             bytes: if status == 0 { bytes() as u64 } else { 0 },
-            // Another processor's counter may be a little behind.
+            // The counter of another processor may be a little behind.
             ticks: match self.0 {
                 0 => 0,
                 start => ticks().saturating_sub(start),
             },
         };
-        let sheet = SHEET.get().unwrap_or_else(take_sheet);
-        sheet.counted[function as usize].add(&this, sheet.shared);
+        let counters = COUNTERS.get().unwrap_or_else(register_thread);
+        counters.functions[function as usize].add(&this, counters.shared);
         if BY_CALLER.load(Relaxed) {
             let caller = caller();
             let mut callers = CALLERS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -217,7 +220,7 @@ impl Started {
     }
 }
 
-/// The processor's time stamp counter: it counts at one pace, whatever the processor's clock does.
+/// The processor's time stamp counter, whose rate does not change with the processor's clock.
 #[inline]
 fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
@@ -247,26 +250,26 @@ fn is_timed() -> bool {
     EPOCH.get().is_some()
 }
 
-/// `None` where time was not taken.
+/// `None` if calls are not timed.
 fn nanoseconds_of_tick() -> Option<f64> {
     let (instant, tick) = EPOCH.get()?;
     let elapsed = ticks().saturating_sub(*tick).max(1);
     Some(instant.elapsed().as_nanos() as f64 / elapsed as f64)
 }
 
-/// What was called so far, by function.
+/// The counts so far, by function.
 pub fn json() -> Value {
-    let sheets = SHEETS.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut sums = [Sum::default(); FUNCTIONS.len()];
-    for sheet in &sheets.all {
-        for (sum, counted) in sums.iter_mut().zip(&sheet.counted) {
-            sum.add(&counted.sum());
+    let registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut totals = [Totals::default(); FUNCTIONS.len()];
+    for thread in &registry.all {
+        for (total, counters) in totals.iter_mut().zip(&thread.functions) {
+            total.add(&counters.totals());
         }
     }
-    functions_json(&sums)
+    functions_json(&totals)
 }
 
-/// The same by who called, then by function; null where that is not counted.
+/// The counts by calling library, then by function; null if calls are not counted so.
 pub fn callers_json() -> Value {
     if !BY_CALLER.load(Relaxed) {
         return Value::Null;
@@ -275,22 +278,22 @@ pub fn callers_json() -> Value {
     let callers = callers.iter();
     Value::Object(
         callers
-            .map(|(name, sums)| (name.to_string(), functions_json(sums)))
+            .map(|(name, totals)| (name.to_string(), functions_json(totals)))
             .collect(),
     )
 }
 
-fn functions_json(sums: &[Sum; FUNCTIONS.len()]) -> Value {
-    let each = nanoseconds_of_tick();
-    let called = FUNCTIONS.iter().zip(sums).filter(|(_, sum)| sum.count > 0);
-    let functions = called.map(|((name, allocates), sum)| {
+fn functions_json(totals: &[Totals; FUNCTIONS.len()]) -> Value {
+    let of_tick = nanoseconds_of_tick();
+    let called = FUNCTIONS.iter().zip(totals).filter(|(_, it)| it.count > 0);
+    let functions = called.map(|((name, allocates), total)| {
         let mut object = Map::new();
-        object.insert("count".into(), sum.count.into());
-        object.insert("failed".into(), sum.failed.into());
+        object.insert("count".into(), total.count.into());
+        object.insert("failed".into(), total.failed.into());
         if *allocates {
-            object.insert("bytes".into(), sum.bytes.into());
+            object.insert("bytes".into(), total.bytes.into());
         }
-        let nanoseconds = each.map(|each| (sum.ticks as f64 * each) as u64);
+        let nanoseconds = of_tick.map(|of_tick| (total.ticks as f64 * of_tick) as u64);
         object.insert("nanoseconds".into(), json!(nanoseconds));
         (name.to_string(), Value::Object(object))
     });

@@ -1,9 +1,9 @@
 //! The statistics file at the end of the process: at exit, and at SIGTERM.
 //!
 //! The handler for SIGTERM is installed when the library is first used, if the signal still has its default
-//! disposition then. It holds up the thread that it interrupts and wakes another one, which writes the file and
-//! lets the signal end the process as it would have. Two seconds after the signal a timer ends the process in
-//! any case.
+//! disposition then. It holds up the thread that it interrupts and wakes another one, which writes the file
+//! and lets the signal end the process as it would have. Two seconds after the signal a timer ends the
+//! process in any case.
 
 use crate::process::state;
 use crate::process::stats_output::{self, path_to_write};

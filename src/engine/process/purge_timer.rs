@@ -1,9 +1,9 @@
-//! The thread that gives idle memory back, where the settings ask for it.
+//! The thread that purges idle memory if `idle_release_ms` is set.
 //!
-//! It looks at every device [`external_cache::LOOKS`] times in the time that memory may lie idle, and takes a device's lock
-//! for about a millisecond at most. A forked child has no such thread, and needs none: it has no memory.
-//! When the process ends the thread stops before the driver does: `atexit` functions run in the reverse
-//! order of their registration, and the driver was started first.
+//! It purges every device [`external_cache::LOOKS`] times in that time, and holds a device's lock for about a
+//! millisecond at most. It stops before the driver does: functions registered with `atexit` run in the
+//! reverse order of their registration, and the driver was initialised first. A forked child has no such
+//! thread, and needs none, as it has no memory.
 
 use crate::device::external_cache;
 use crate::process::allocator::Allocator;
@@ -16,17 +16,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Held while a device is looked at. True once the process is ending.
+/// Held while a device is purged. True once the process is ending.
 static ENDING: Mutex<bool> = Mutex::new(false);
 
-/// How long the end of the process waits for a look to be over.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the end of the process waits for the thread to release the lock.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Starts the thread, if the allocator's settings ask for it and it does not run yet.
+/// Starts the thread if the allocator's settings ask for it and it does not run yet.
 pub fn start(allocator: &'static Allocator) {
     static STARTED: AtomicBool = AtomicBool::new(false);
-    let patience = allocator.settings().idle_release;
-    if patience.is_zero() || STARTED.swap(true, Ordering::Relaxed) {
+    let timeout = allocator.settings().idle_release;
+    if timeout.is_zero() || STARTED.swap(true, Ordering::Relaxed) {
         return;
     }
     if !allocator.settings().expandable_segments {
@@ -35,36 +35,37 @@ pub fn start(allocator: &'static Allocator) {
     }
     // SAFETY: the function stays, as the library is never unloaded.
     unsafe { libc::atexit(end) };
-    if !thread::start(move || _ = watch(allocator, patience)) {
+    if !thread::start(move || _ = purge_until_exit(allocator, timeout)) {
         message::print("idle_release_ms has no effect: no thread could be started");
     }
 }
 
+/// Runs at exit.
 extern "C" fn end() {
     // A child may have been forked while the lock was held.
     if !fork::in_forked_child()
-        && let Some(mut ending) = ENDING.try_lock_for(PATIENCE)
+        && let Some(mut ending) = ENDING.try_lock_for(LOCK_TIMEOUT)
     {
         *ending = true;
     }
 }
 
-/// Does a piece of work, which the end of the process waits for; `None` once that has begun.
-fn before_the_end<T>(work: impl FnOnce() -> T) -> Option<T> {
+/// Calls `work`, which the end of the process waits for; `None` once the process is ending.
+fn unless_ending<T>(work: impl FnOnce() -> T) -> Option<T> {
     let ending = ENDING.lock();
     (!*ending).then(work)
 }
 
-/// Until the process ends.
-fn watch(allocator: &Allocator, patience: Duration) -> Option<Infallible> {
+/// The thread. Returns when the process is ending.
+fn purge_until_exit(allocator: &Allocator, timeout: Duration) -> Option<Infallible> {
     allocator.functions().relax_capture_mode();
     let start = Instant::now();
     loop {
-        sleep((patience / external_cache::LOOKS).max(Duration::from_millis(1)));
-        before_the_end(external_cache::tend)?;
+        sleep((timeout / external_cache::LOOKS).max(Duration::from_millis(1)));
+        unless_ending(external_cache::tend)?;
         for device in allocator.devices_in_use() {
-            // A millisecond at a time: the end of the process does not wait for all of it.
-            while before_the_end(|| device.purge_idle(start.elapsed(), patience))? {}
+            // A millisecond at a time: the end of the process need not wait for all of it.
+            while unless_ending(|| device.purge_idle(start.elapsed(), timeout))? {}
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The fast way from a device's number to its pool: devices that the library's own functions have allocated on,
-//! so that nothing is left to be initialised or checked before the next allocation.
+//! The fast way from a device's number to its pool: devices that the library's own functions have allocated
+//! on, so that nothing is left to be initialised or checked before the next allocation.
 
 use crate::device::Device;
 use std::ptr;

@@ -35,12 +35,13 @@ pub fn load(callbacks: Callbacks) {
     state::set_owner();
     // SAFETY: the handler is a plain function, and the library is never unloaded.
     unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
-    // Nobody else sets them.
+    // No other code sets them.
     let _ = CALLBACKS.set(callbacks);
     stats_output::read_variable();
 }
 
-/// The handler of `fork`, in the new process and on its only thread: it may do only what a signal's handler may.
+/// The handler of `fork`, in the new process and on its only thread: it may do only what a signal's handler
+/// may.
 unsafe extern "C" fn after_fork() {
     ipc::stop_listening();
     ready_devices::remove_ready_devices();
@@ -78,8 +79,8 @@ fn initialize_on_first_call() {
     }
 }
 
-/// The process's allocator. The first call makes it from the environment's settings and starts the threads that
-/// the settings ask for. `None` if the driver cannot be used, and a line on standard error says why.
+/// The process's allocator. The first call makes it from the environment's settings and starts the threads
+/// that the settings ask for. `None` if the driver cannot be used, and a line on standard error says why.
 #[inline]
 pub fn start_allocator() -> Option<&'static Allocator> {
     match ALLOCATOR.get() {

@@ -1,7 +1,7 @@
-//! The statistics as JSON, and their schema.
+//! The statistics as JSON.
 //!
-//! The pool's counters are the only source. `OWN` is the one list of the figures that PyTorch
-//! does not have: the JSON and the table of docs/statistics.md are both made from it.
+//! The pool's counters are the only source. `OWN` is the one list of the fields that PyTorch does not have: the
+//! JSON and the table of docs/statistics.md are both made from it.
 
 use crate::core::{PoolStats, Stat, TORCH_COUNTS, Usage};
 use crate::device::external_cache;
@@ -19,7 +19,7 @@ use std::time::{Duration, SystemTime};
 /// Raised when a field changes its meaning or goes; new fields do not raise it.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// One figure of ours for a device.
+/// A field of a device that PyTorch does not have.
 struct Own {
     name: &'static str,
     doc: &'static str,
@@ -52,6 +52,8 @@ own! {
         |f| f.of_others().map_or(Value::Null, |it| Value::Object(others(it)));
     "hits", "requests met from memory that was free already",
         |f| json!(f.counters.hits);
+    "cross_stream_reuses", "of those, in memory that another stream freed, which the stream waits for on the GPU",
+        |f| json!(f.counters.cross_stream_reuses);
     "growths", "requests for which new memory was taken from the driver",
         |f| json!(f.counters.growths);
     "stitches", "chunks remapped to make free memory contiguous",
@@ -80,18 +82,18 @@ own! {
         };
 }
 
-/// The statistics of every device taken up so far, one JSON object. A device that another thread
-/// keeps locked for longer than `patience` is marked `busy` and has no figures.
-pub fn json(patience: Duration) -> String {
-    json_of(allocator_in_use(), patience)
+/// The statistics of all open devices, one JSON object. A device that another thread keeps locked for longer than
+/// `timeout` is marked `busy` and has no figures.
+pub fn json(timeout: Duration) -> String {
+    json_of(allocator_in_use(), timeout)
 }
 
-/// The same of an allocator that need not be the process's own.
-pub fn json_of(allocator: Option<&Allocator>, patience: Duration) -> String {
+/// [`json()`] of any allocator, not only the process's own.
+pub fn json_of(allocator: Option<&Allocator>, timeout: Duration) -> String {
     let devices: Vec<Value> = allocator
         .into_iter()
         .flat_map(|allocator| allocator.devices_in_use())
-        .map(|device| device_json(device, device.figures_within(patience).as_ref()))
+        .map(|device| device_json(device, device.figures_within(timeout).as_ref()))
         .collect();
     let driver = allocator.map(|allocator| match allocator.functions().simulated {
         true => "sim",
@@ -118,7 +120,7 @@ pub fn json_of(allocator: Option<&Allocator>, patience: Duration) -> String {
     .to_string()
 }
 
-/// The process's program and its arguments, as far as they are of a reasonable length.
+/// The process's program and arguments, cut off if they are very long.
 fn command_line() -> Vec<String> {
     const LONGEST: u64 = 4096;
     let mut text = Vec::new();
@@ -219,7 +221,7 @@ pub fn by_name(usage: &Usage) -> [(&'static str, &Stat); 9] {
     ]
 }
 
-/// Our own fields of a device as docs/statistics.md shows them: a Markdown table.
+/// The fields of `OWN` as docs/statistics.md shows them: a Markdown table.
 pub fn markdown() -> String {
     let mut text = String::from("| field | meaning |\n| --- | --- |\n");
     for own in OWN {

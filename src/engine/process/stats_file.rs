@@ -1,4 +1,4 @@
-//! The statistics as a file: there whole, or not at all.
+//! Writing a statistics file, whole or not at all: under another name first, then renamed.
 
 use crate::process::stats_path::{Failure, host_name};
 use parking_lot::Mutex;
@@ -12,20 +12,20 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// One writer at a time, so that an older state never replaces a newer one.
+/// One writer at a time, so that older statistics never replace newer ones.
 static WRITING: Mutex<()> = Mutex::new(());
 
-/// Writes `text()`, if there is one, to `path`, replacing the file that is there.
+/// Writes the result of `text`, if it is not `None`, to `path`, replacing the file that is there.
 ///
-/// Refuses to replace anything but a regular file of the effective user's. `text` is called when
-/// this is the only writer; when another writer is busy for longer than `deadline`, nothing is
-/// written. Until the whole text is in place, `path` is what it was.
+/// Fails if `path` is anything but a regular file of the effective user's. `text` is called once no other
+/// thread writes; if one does for longer than `timeout`, nothing is written. Until the whole text is in
+/// place, the old file stays.
 pub fn write(
     path: &Path,
-    deadline: Duration,
+    timeout: Duration,
     text: impl FnOnce() -> Option<String>,
 ) -> Result<(), Failure> {
-    let _one = WRITING.try_lock_for(deadline).ok_or_else(|| {
+    let _one = WRITING.try_lock_for(timeout).ok_or_else(|| {
         failure(
             path,
             libc::EBUSY,
@@ -54,8 +54,8 @@ fn failure(path: &Path, errno: i32, why: &str) -> Failure {
     }
 }
 
-/// That `path` is free, or a regular file of ours. (Whoever puts a link there afterwards loses it:
-/// a rename replaces the link and does not follow it.)
+/// Checks that `path` is free, or a regular file of the effective user's. (A link that is put there
+/// afterwards is replaced, not followed: so `rename` does it.)
 fn check(path: &Path) -> Result<(), Failure> {
     let refuse = |errno, why| Err(failure(path, errno, why));
     let Ok(there) = fs::symlink_metadata(path) else {
@@ -76,8 +76,8 @@ fn check(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Whether a file could be written to `path` as things are: what is there may be replaced, and its
-/// directory takes new files.
+/// Whether a file could be written to `path` now: what is there may be replaced, and the directory is
+/// writable.
 pub fn check_writable(path: &Path) -> Result<(), Failure> {
     check(path)?;
     let directory = match path.parent() {
@@ -108,8 +108,8 @@ pub fn check_writable(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Now, by the clock that the kernel takes the times of files from: it is some milliseconds behind the
-/// finer one, by which a file would seem older than it is.
+/// The time by the clock that the kernel stamps files with. It is some milliseconds behind the precise clock,
+/// which would make a file seem older than it is.
 pub fn file_time() -> SystemTime {
     let mut now = libc::timespec {
         tv_sec: 0,
@@ -120,8 +120,8 @@ pub fn file_time() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// Whether a process that has nothing to tell may write to `path`: nothing is there, or something that
-/// was there when this process started and that no running process has written.
+/// Whether a process without statistics of its own may write to `path`: it is free, or the file there is
+/// older than `started` and its writer does not run any more.
 pub fn is_left_over(path: &Path, started: SystemTime) -> bool {
     let Ok(there) = fs::symlink_metadata(path) else {
         return true;
@@ -140,7 +140,7 @@ pub fn is_left_over(path: &Path, started: SystemTime) -> bool {
     let here = statistics["host"]
         .as_str()
         .is_none_or(|host| host == host_name());
-    // SAFETY: without a signal the call only looks whether the process is there.
+    // SAFETY: signal 0 only checks that the process exists.
     let runs =
         writer.is_some_and(|writer: i32| writer > 0 && unsafe { libc::kill(writer, 0) } == 0);
     here && !runs
@@ -176,7 +176,7 @@ fn create_beside(path: &Path) -> io::Result<(File, PathBuf)> {
 
 fn fill(mut file: File, text: &[u8]) -> io::Result<()> {
     file.write_all(text)?;
-    // Some file systems report a failed write only here, and dropping a file does not tell.
+    // Some file systems report a failed write only at close, which dropping a file ignores.
     // SAFETY: the descriptor is this function's own and not used again.
     match unsafe { libc::close(file.into_raw_fd()) } {
         0 => Ok(()),
@@ -191,7 +191,7 @@ fn random() -> u64 {
     if got == 8 {
         return u64::from_ne_bytes(bytes);
     }
-    // No entropy this early: O_EXCL still keeps the file safe, if not its name secret.
+    // No entropy this early: the name can be guessed then, but O_EXCL still keeps the file safe.
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |now| now.as_nanos() as u64) ^ u64::from(std::process::id()) << 32
 }

@@ -2,9 +2,9 @@
 //! writing it now.
 //!
 //! A process that has used the GPU writes the file at a normal exit, at `os._exit` in Python, at SIGTERM
-//! ([`crate::process::exit`]) and where a setting asks for it ([`crate::process::stats_triggers`]). One that has
-//! not writes a file that says so at a normal exit, if one is expected of it ([`expect_statistics`]), and never
-//! in place of another process's.
+//! ([`crate::process::exit`]) and where a setting asks for it (`stats_triggers`). One that has not writes a
+//! file that says so at a normal exit, if one is expected of it ([`expect_statistics`]), and never in place
+//! of another process's.
 
 use crate::driver;
 use crate::process::cuda_calls;
@@ -48,7 +48,7 @@ pub fn is_wanted() -> bool {
 /// Reads `CONCERTINA_STATS`. To be called once, when the library is loaded.
 pub fn read_variable() {
     if let Some(pattern) = settings::variable(VARIABLE).filter(|pattern| !pattern.is_empty()) {
-        // Nobody else sets them.
+        // No other code sets them.
         let _ = PATTERN.set(stats_path::absolute(pattern.into_vec()));
         let _ = LOADED_AT.set(stats_file::file_time());
         cuda_calls::start_clock();

@@ -23,7 +23,7 @@ pub fn expand(pattern: &[u8]) -> Result<PathBuf, Failure> {
     expand_with(pattern, settings::variable_text)
 }
 
-/// The same with `lookup` in place of the environment.
+/// [`expand`] with `lookup` in place of the environment.
 pub fn expand_with(
     pattern: &[u8],
     lookup: impl Fn(&str) -> Option<String>,
@@ -60,14 +60,14 @@ pub fn expand_with(
     Ok(PathBuf::from(OsString::from_vec(path)))
 }
 
-/// `pattern` from the directory that is the current one now, wherever the process goes from here.
+/// Makes `pattern` absolute by the current directory, which the program may change later.
 pub fn absolute(pattern: Vec<u8>) -> Vec<u8> {
     match env::current_dir() {
         Ok(directory) if !pattern.is_empty() && pattern[0] != b'/' => {
             let mut path = Vec::new();
             for byte in directory.into_os_string().into_vec() {
                 path.push(byte);
-                // A per cent sign stands for something else.
+                // A single per cent sign would begin a placeholder.
                 if byte == b'%' {
                     path.push(byte);
                 }
@@ -80,7 +80,7 @@ pub fn absolute(pattern: Vec<u8>) -> Vec<u8> {
     }
 }
 
-/// Whether `pattern` gives every process a path of its own.
+/// Whether `pattern` has `%p` in it, so that each process has a path of its own.
 pub fn names_process(pattern: &[u8]) -> bool {
     let mut bytes = pattern.iter();
     while let Some(byte) = bytes.next() {
@@ -97,7 +97,7 @@ fn host() -> Vec<u8> {
     let result = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
     let name = name.split(|byte| *byte == 0).next().filter(|_| result == 0);
     match name {
-        // A host's name becomes part of a file's name, so it can't be allowed to be a path.
+        // It becomes part of a file's name, and must not lead to another directory.
         Some(name) if !name.is_empty() && !name.contains(&b'/') => name.to_vec(),
         _ => b"localhost".to_vec(),
     }
@@ -108,7 +108,7 @@ pub fn host_name() -> String {
     String::from_utf8_lossy(&host()).into_owned()
 }
 
-/// The rank that a launcher gave the process.
+/// The rank that a launcher gave the process, if one did: digits.
 pub fn rank(lookup: impl Fn(&str) -> Option<String>) -> Option<String> {
     ["RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"]
         .iter()

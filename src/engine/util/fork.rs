@@ -1,5 +1,6 @@
 //! Whether this process is a child forked from one that had used the GPU. CUDA does not work in such a child,
-//! and a lock may be held there by a thread that exists only in the parent: every layer asks before it takes one.
+//! and a lock may be held there by a thread that exists only in the parent: every layer asks before it takes
+//! one.
 
 use crate::util::message;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

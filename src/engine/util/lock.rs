@@ -1,11 +1,11 @@
-//! The lock around a pool and around a stream cache.
+//! The lock around a pool and around a stream cache: a spin lock with exponential backoff that ends in
+//! sleeping.
 //!
-//! Most sections are some ten nanoseconds long, so what counts is the lock's own cost: taking it is
-//! one atomic exchange, giving it back a plain store. A system lock exchanges twice, because it has
-//! to find out whom to wake; here nobody is woken. Whoever finds the lock taken looks again, at
-//! longer and longer intervals, so that the one who has it can work undisturbed: many threads on one
-//! lock then take turns of many sections each. Some sections call the driver or wait for the GPU;
-//! after the first microseconds those who wait sleep.
+//! Most critical sections take some ten nanoseconds, so the lock's own cost matters: acquiring it is one
+//! atomic exchange, releasing it a plain store. A futex lock needs two exchanges, as it has to know whether
+//! to wake a waiter; here waiters poll, at longer and longer intervals, so that the owner's cache line is
+//! left alone. Some critical sections call the driver or wait for the GPU; after the first microseconds
+//! waiters sleep.
 
 use parking_lot::lock_api::{self, GuardSend, RawMutexTimed};
 use std::hint::spin_loop;
@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A value that one thread at a time may use.
+/// A value behind the lock.
 pub type Lock<T> = lock_api::Mutex<RawLock, T>;
 
-/// The value, until dropped.
+/// Holds the lock until dropped.
 pub type Guard<'a, T> = lock_api::MutexGuard<'a, RawLock, T>;
 
-/// Something that shares its cache lines, and those fetched with them, with nothing else.
+/// Aligned so that nothing else shares its cache lines, nor those that are prefetched with them.
 #[repr(align(128))]
 pub struct CachePadded<T>(pub T);
 
@@ -32,17 +32,17 @@ impl<T> Deref for CachePadded<T> {
     }
 }
 
-/// Whether it is taken.
+/// The lock without a value: true while it is held.
 pub struct RawLock(AtomicBool);
 
 impl RawLock {
-    /// False if the deadline passed first.
+    /// Waits for the lock; false if the deadline passed first.
     #[cold]
     #[inline(never)]
     fn lock_slow(&self, deadline: Option<Instant>) -> bool {
-        let mut wait = Wait::Spin(16);
+        let mut backoff = Backoff::Spin(16);
         loop {
-            wait = wait.longer();
+            backoff = backoff.wait();
             if !self.0.load(Ordering::Relaxed) && lock_api::RawMutex::try_lock(self) {
                 return true;
             }
@@ -53,46 +53,46 @@ impl RawLock {
     }
 }
 
-/// How to wait next. A pause is from 10 ns (AMD) to 45 ns (Intel) long. So the first look is after as
-/// long as several sections take, and all spinning together is from 5 to 25 µs.
+/// How to wait next. A pause instruction takes from 10 ns (AMD) to 45 ns (Intel), so the first wait is as
+/// long as several critical sections, and all spinning together takes from 5 to 25 µs.
 #[derive(Clone, Copy)]
-enum Wait {
-    /// So many pauses.
+enum Backoff {
+    /// This many pause instructions.
     Spin(u32),
-    /// Let others run; so many times more.
+    /// Yield to other threads now, and this many times after that.
     Yield(u32),
-    /// So many microseconds.
+    /// This many microseconds.
     Sleep(u64),
 }
 
-impl Wait {
-    /// Waits, and says how to do it next time.
-    fn longer(self) -> Wait {
+impl Backoff {
+    /// Waits, and returns how to wait next time.
+    fn wait(self) -> Backoff {
         match self {
-            Wait::Spin(pauses) => {
+            Backoff::Spin(pauses) => {
                 (0..pauses).for_each(|_| spin_loop());
                 match pauses {
-                    256.. => Wait::Yield(8),
-                    _ => Wait::Spin(pauses * 2),
+                    256.. => Backoff::Yield(8),
+                    _ => Backoff::Spin(pauses * 2),
                 }
             }
-            Wait::Yield(more) => {
+            Backoff::Yield(more) => {
                 thread::yield_now();
                 match more {
-                    0 => Wait::Sleep(20),
-                    _ => Wait::Yield(more - 1),
+                    0 => Backoff::Sleep(20),
+                    _ => Backoff::Yield(more - 1),
                 }
             }
-            Wait::Sleep(micros) => {
+            Backoff::Sleep(micros) => {
                 thread::sleep(Duration::from_micros(micros));
-                Wait::Sleep((micros * 2).min(250))
+                Backoff::Sleep((micros * 2).min(250))
             }
         }
     }
 }
 
-// SAFETY: `try_lock` lets one caller in until `unlock`, because the exchange succeeds for one of
-// those who find the flag clear. Acquire and release order what the holders do.
+// SAFETY: `try_lock` succeeds for one caller until `unlock`, as the exchange returns false to one thread
+// only. Acquire and release order the critical sections.
 unsafe impl lock_api::RawMutex for RawLock {
     #[allow(clippy::declare_interior_mutable_const)]
     const INIT: RawLock = RawLock(AtomicBool::new(false));
@@ -122,7 +122,7 @@ unsafe impl lock_api::RawMutex for RawLock {
     }
 }
 
-// SAFETY: as above; `lock_slow` answers true only after `try_lock` has.
+// SAFETY: as above; `lock_slow` returns true only after `try_lock` has.
 unsafe impl RawMutexTimed for RawLock {
     type Duration = Duration;
     type Instant = Instant;
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_at_a_time() {
+    fn only_one_thread_holds_the_lock() {
         let count = Lock::new(0u64);
         thread::scope(|scope| {
             for _ in 0..8 {
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_ends_and_a_late_release_is_seen() {
+    fn a_timed_wait_ends_at_its_deadline_or_when_the_lock_is_released() {
         let lock = Lock::new(());
         let held = lock.lock();
         assert!(lock.try_lock().is_none());

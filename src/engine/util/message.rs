@@ -1,10 +1,10 @@
-//! What the library says to the person who runs the program: lines on standard error.
+//! Messages to the user: lines on standard error.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Writes `concertina: line` and a line feed to standard error, in one system call so that lines of
-/// several threads and processes stay whole. Allocates nothing, takes no lock, leaves `errno` as it
-/// was, and gives up without a word when standard error is closed.
+/// Writes `concertina: line` and a line feed to standard error, in one system call so that lines of several
+/// threads and processes stay whole. Allocates nothing, takes no lock, keeps `errno`, and ignores a closed
+/// standard error.
 pub fn print(line: &str) {
     let part = |text: &str| libc::iovec {
         iov_base: text.as_ptr() as *mut _,
@@ -23,9 +23,9 @@ pub fn print(line: &str) {
     }
 }
 
-/// Says what `line` makes the first time that it is called with this `said`, and nothing after.
-pub fn print_once<L: AsRef<str>>(said: &AtomicBool, line: impl FnOnce() -> L) {
-    if !said.load(Ordering::Relaxed) && !said.swap(true, Ordering::Relaxed) {
+/// Prints the result of `line` on the first call with this `printed`, and nothing on later ones.
+pub fn print_once<L: AsRef<str>>(printed: &AtomicBool, line: impl FnOnce() -> L) {
+    if !printed.load(Ordering::Relaxed) && !printed.swap(true, Ordering::Relaxed) {
         print(line().as_ref());
     }
 }

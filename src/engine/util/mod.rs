@@ -1,4 +1,4 @@
-//! What any layer may use: locks, threads, messages, memory from the system.
+//! Tools for all layers: locks, threads, messages, zeroed memory, hashing, the state after a fork.
 
 pub mod fork;
 pub mod hash;

@@ -1,32 +1,33 @@
-//! Whether this thread is at work for the library. The driver, and tools that watch it, may call what the
-//! library stands in for while they work for it: such a call is theirs, and a pool's lock may be held.
+//! Whether this thread is inside a call that the library makes to the driver. The driver, and tools that
+//! trace it, may then call functions that the library interposes: such a call is passed on to the driver, as
+//! the thread may hold a pool's lock.
 
 use std::cell::Cell;
 
 thread_local! {
-    // No destructor: a thread that is ending frees memory, too.
+    // No destructor: a thread that is ending may free memory.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Inside until dropped, on the thread that entered.
+/// The thread is inside until this is dropped. Not [`Send`].
 pub struct Inside {
-    place: *const Cell<bool>,
+    flag: *const Cell<bool>,
     before: bool,
 }
 
 impl Inside {
-    /// Whether the thread was inside already.
+    /// Whether the thread was inside before [`enter`].
     #[inline]
     pub fn was_inside(&self) -> bool {
         self.before
     }
 }
 
-/// From here on the thread is inside.
+/// Marks the thread as inside. Calls nest.
 #[inline]
 pub fn enter() -> Inside {
     INSIDE.with(|inside| Inside {
-        place: inside,
+        flag: inside,
         before: inside.replace(true),
     })
 }
@@ -39,8 +40,8 @@ pub fn is_inside() -> bool {
 impl Drop for Inside {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the thread's own, which has no destructor and so stays while the thread runs; a pointer
-        // goes to no other thread. To look for it again would cost a call.
-        unsafe { &*self.place }.set(self.before);
+        // SAFETY: this thread's flag, which has no destructor and so lives as long as the thread. Looking it
+        // up again would cost a call.
+        unsafe { &*self.flag }.set(self.before);
     }
 }

@@ -1,67 +1,68 @@
-//! One wait for a device that serves all threads that want one just then.
+//! Single flight for synchronizing with a device: one call serves all threads that want it at the same time.
 //!
-//! A wait takes the driver 0.3 µs on an idle device, and 14 µs a thread where eight threads wait at once
-//! (H100): they take turns at the driver's own lock. A wait under way is of no use to a thread that asks
-//! for one, as it may have begun before the thread's work was submitted; the next one is, for every
-//! thread that asked before it began.
+//! A call takes 0.3 µs on an idle device, but 14 µs for each of eight threads that make it at once (H100):
+//! they queue for the driver's lock. A call under way does not serve a thread that arrives now, as it may
+//! have begun before the thread's work was submitted; the next call does, for every thread that arrived
+//! before it began.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence, fence};
 
-/// The waits for one device, in turn.
+/// The calls for one device. They are numbered from 1.
 #[derive(Default)]
 pub struct SingleFlight {
-    /// Twice the number of waits that are over, and 1 more while there is one.
+    /// Twice the number of calls that have ended, plus 1 while there is one.
     state: AtomicU64,
-    /// The number of the last wait that ended well. They count up from 1.
-    done: AtomicU64,
+    /// The number of the last call that succeeded.
+    succeeded: AtomicU64,
 }
 
-/// Looks that a thread takes for another's wait, with 16 pauses of 10 to 45 ns between: 10 to 50 µs.
-/// A device that is busy for longer is waited for by each thread itself, in the driver and in the way
-/// that the program has chosen: to look on would cost time where nothing is to be gained.
-const LOOKS: u32 = 64;
+/// How often a follower polls, with 16 pauses of 10 to 45 ns in between: 10 to 50 µs in all. After that the
+/// device is busy, and each thread makes its own call, which waits in the way that the program has chosen.
+const POLLS: u32 = 64;
 
 impl SingleFlight {
-    /// Waits with `wait`, which answers a status and 0 for success, or has another thread's wait do that
-    /// began after this call. Returns what `wait` answered, or 0.
+    /// Calls `wait`, which returns a status and 0 for success, or waits for another thread's successful call
+    /// that began after this one. Returns the status of `wait`, or 0.
     #[inline]
     pub fn wait(&self, wait: impl Fn() -> u32) -> u32 {
         match self.lead() {
-            Some(turn) => turn.wait(wait),
+            Some(leader) => leader.wait(wait),
             None => self.follow(wait, || (0..16).for_each(|_| spin_loop())),
         }
     }
 
+    /// Begins a call, unless there is one.
     #[inline]
-    fn lead(&self) -> Option<Turn<'_>> {
-        let state = self.state.fetch_or(TAKEN, Ordering::SeqCst);
+    fn lead(&self) -> Option<Leader<'_>> {
+        let state = self.state.fetch_or(UNDER_WAY, Ordering::SeqCst);
         full_barrier();
-        match state & TAKEN {
-            0 => Some(Turn {
+        match state & UNDER_WAY {
+            0 => Some(Leader {
                 flight: self,
                 number: (state >> 1) + 1,
             }),
-            // No turn is made here: to drop it would end the other's.
+            // No `Leader` may be made here: dropping it would end the other's call.
             _ => None,
         }
     }
 
+    /// Waits for another thread's call.
     #[cold]
     fn follow(&self, wait: impl Fn() -> u32, mut pause: impl FnMut()) -> u32 {
-        // Pairs with the barrier in `lead`: a wait that this does not see to have begun sees what this
-        // thread has submitted.
+        // Pairs with the barrier in `lead`: a call that this thread does not see under way yet sees the work
+        // that the thread has submitted.
         fence(Ordering::SeqCst);
         let state = self.state.load(Ordering::Relaxed);
-        let wanted = (state >> 1) + 1 + (state & TAKEN);
-        for _ in 0..LOOKS {
-            if self.done.load(Ordering::Acquire) >= wanted {
+        let wanted = (state >> 1) + 1 + (state & UNDER_WAY);
+        for _ in 0..POLLS {
+            if self.succeeded.load(Ordering::Acquire) >= wanted {
                 return 0;
             }
-            if self.state.load(Ordering::Relaxed) & TAKEN == 0
-                && let Some(turn) = self.lead()
+            if self.state.load(Ordering::Relaxed) & UNDER_WAY == 0
+                && let Some(leader) = self.lead()
             {
-                return turn.wait(wait);
+                return leader.wait(wait);
             }
             pause();
         }
@@ -69,11 +70,11 @@ impl SingleFlight {
     }
 }
 
-/// The bit of a wait under way.
-const TAKEN: u64 = 1;
+/// The bit of `state` that is set while there is a call.
+const UNDER_WAY: u64 = 1;
 
-/// What was written before is seen by all before anything after is read: by the driver, too, whose reads
-/// are in no memory model. An atomic exchange is as much already on x86, where a fence would cost 10 ns.
+/// Makes all earlier writes visible before any later read, also to the driver, whose reads are outside the
+/// memory model. On x86 the atomic exchange before it does that already, and a fence would cost 10 ns.
 #[inline]
 fn full_barrier() {
     if cfg!(target_arch = "x86_64") {
@@ -83,14 +84,14 @@ fn full_barrier() {
     }
 }
 
-/// The one that waits, until dropped.
-struct Turn<'a> {
+/// The thread whose call is under way, until dropped.
+struct Leader<'a> {
     flight: &'a SingleFlight,
-    /// This wait's.
+    /// The call's.
     number: u64,
 }
 
-impl Turn<'_> {
+impl Leader<'_> {
     #[inline]
     fn wait(self, wait: impl Fn() -> u32) -> u32 {
         let status = wait();
@@ -98,19 +99,19 @@ impl Turn<'_> {
         status
     }
 
-    /// A wait that failed is no other thread's: each gets its own answer from the driver.
+    /// A call that failed serves no other thread: each gets its own status from the driver.
     #[inline]
     fn end(self, status: u32) {
         if status == 0 {
-            self.flight.done.store(self.number, Ordering::Release);
+            self.flight.succeeded.store(self.number, Ordering::Release);
         }
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Leader<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Nobody else writes to it while it is taken.
+        // No other thread changes it while a call is under way.
         self.flight.state.store(self.number << 1, Ordering::Release);
     }
 }
@@ -121,29 +122,29 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::thread;
 
-    /// A device that is idle, as far as it knows, of what had been submitted when a wait began.
+    /// A device: a call waits for the work that had been submitted when the call began.
     #[derive(Default)]
-    struct Busy {
+    struct Gpu {
         submitted: [AtomicU64; 8],
         waits: AtomicUsize,
     }
 
     #[test]
-    fn a_wait_ends_after_all_that_was_submitted_before_it() {
-        let (flight, busy) = (SingleFlight::default(), Busy::default());
+    fn a_wait_ends_after_all_work_submitted_before_it() {
+        let (flight, gpu) = (SingleFlight::default(), Gpu::default());
         let finished: [AtomicU64; 8] = Default::default();
         thread::scope(|scope| {
             for thread in 0..8 {
-                let (flight, busy, finished) = (&flight, &busy, &finished);
+                let (flight, gpu, finished) = (&flight, &gpu, &finished);
                 scope.spawn(move || {
                     for work in 1..=5000 {
-                        busy.submitted[thread].store(work, Ordering::Relaxed);
+                        gpu.submitted[thread].store(work, Ordering::Relaxed);
                         let status = flight.wait(|| {
-                            let seen = busy
+                            let seen = gpu
                                 .submitted
                                 .each_ref()
                                 .map(|it| it.load(Ordering::Relaxed));
-                            busy.waits.fetch_add(1, Ordering::Relaxed);
+                            gpu.waits.fetch_add(1, Ordering::Relaxed);
                             if work % 16 == 0 {
                                 thread::yield_now();
                             }
@@ -158,11 +159,11 @@ mod tests {
                 });
             }
         });
-        assert!(busy.waits.load(Ordering::Relaxed) <= 8 * 5000);
+        assert!(gpu.waits.load(Ordering::Relaxed) <= 8 * 5000);
     }
 
-    /// Asks for a wait while another thread has its turn, which `others` goes on with at each look.
-    /// Returns the status, and how often this thread had to wait itself.
+    /// Follows while another thread leads, which `others` advances at each poll. Returns the status, and how
+    /// often this thread had to call itself.
     fn follow(flight: &SingleFlight, others: impl FnMut()) -> (u32, usize) {
         let waits = AtomicUsize::new(0);
         let own = || {
@@ -174,14 +175,14 @@ mod tests {
     }
 
     #[test]
-    fn the_next_wait_serves_all_who_asked_before_it() {
+    fn the_next_call_serves_threads_that_arrived_before_it() {
         let flight = SingleFlight::default();
-        let mut turn = flight.lead();
+        let mut leader = flight.lead();
         let next = || {
-            if let Some(turn) = turn.take() {
-                turn.end(0);
-                if let Some(turn) = flight.lead() {
-                    turn.end(0);
+            if let Some(leader) = leader.take() {
+                leader.end(0);
+                if let Some(leader) = flight.lead() {
+                    leader.end(0);
                 }
             }
         };
@@ -189,27 +190,27 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_under_way_does_not_do() {
+    fn a_call_under_way_serves_no_thread_that_arrives() {
         let flight = SingleFlight::default();
-        let mut turn = flight.lead();
+        let mut leader = flight.lead();
         let ends = || {
-            if let Some(turn) = turn.take() {
-                turn.end(0);
+            if let Some(leader) = leader.take() {
+                leader.end(0);
             }
         };
         assert_eq!(follow(&flight, ends), (1, 1));
     }
 
     #[test]
-    fn a_wait_that_fails_is_nobody_elses() {
+    fn a_failed_call_serves_no_other_thread() {
         let flight = SingleFlight::default();
         assert_eq!(flight.wait(|| 700), 700);
-        let mut turn = flight.lead();
+        let mut leader = flight.lead();
         let fails = || {
-            if let Some(turn) = turn.take() {
-                turn.end(0);
-                if let Some(turn) = flight.lead() {
-                    turn.end(700);
+            if let Some(leader) = leader.take() {
+                leader.end(0);
+                if let Some(leader) = flight.lead() {
+                    leader.end(700);
                 }
             }
         };
@@ -217,18 +218,18 @@ mod tests {
     }
 
     #[test]
-    fn one_waits_at_a_time() {
+    fn one_thread_leads_at_a_time() {
         let flight = SingleFlight::default();
-        let turn = flight.lead();
-        assert!(turn.is_some());
+        let leader = flight.lead();
+        assert!(leader.is_some());
         assert!(flight.lead().is_none());
         assert!(flight.lead().is_none());
-        drop(turn);
+        drop(leader);
         assert!(flight.lead().is_some());
     }
 
     #[test]
-    fn nobody_looks_on_for_ever() {
+    fn a_follower_gives_up_polling() {
         let flight = SingleFlight::default();
         let _turn = flight.lead();
         assert_eq!(follow(&flight, || ()), (1, 1));

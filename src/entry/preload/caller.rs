@@ -1,5 +1,5 @@
-//! Which library a call came from: the nearest one on the stack that is neither this library nor CUDA's
-//! runtime or driver. To walk the stack takes microseconds.
+//! The library that a call came from: the nearest one on the stack that is neither this library nor CUDA's runtime or
+//! driver. Walking the stack takes microseconds.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_int, c_void};

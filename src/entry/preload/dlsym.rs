@@ -1,51 +1,50 @@
-//! `dlsym`: a program that looks for one of the driver's functions gets ours.
+//! `dlsym`: a program that looks up a driver's function that is interposed gets the hook.
 //!
-//! Any other look-up goes on to the real `dlsym` by a jump, with its arguments and its return address
-//! as they came: what `RTLD_NEXT` and `RTLD_DEFAULT` mean depends on who called. On the way there is no
-//! allocation, no lock and no thread-local variable, since memory allocators and constructors look
-//! symbols up before any of these work.
+//! Any other look-up is passed on to the real `dlsym` by a jump, with its arguments and its return address as they
+//! came: what `RTLD_NEXT` and `RTLD_DEFAULT` mean depends on the caller. On the way there is no allocation, no lock
+//! and no thread-local variable, since memory allocators and constructors look symbols up before any of these work.
 
-use super::breaks::is_broken;
-use super::hooks::Hook;
-use super::{driver_table, preloaded, program_calls};
+use super::exports::Hook;
+use super::{driver_table, mutation, preloaded, program_calls};
+use crate::entry::panic_guard::guard;
 use concertina_engine::driver::symbol::real_dlsym;
 use std::ffi::{CStr, c_char, c_void};
 
-/// Where a look-up leads.
+/// The result of a look-up.
 #[repr(C)]
-struct Way {
+struct Lookup {
     /// The answer, or the real `dlsym`.
     address: *const c_void,
     /// 1 where it is the answer.
     is_answer: usize,
 }
 
-/// Decides about one look-up.
+/// Answers a look-up, or says that the real `dlsym` shall.
 ///
 /// # Safety
 /// `name` is null or a NUL-terminated string.
-unsafe extern "C" fn way(library: *mut c_void, name: *const c_char) -> Way {
+unsafe extern "C" fn look_up(library: *mut c_void, name: *const c_char) -> Lookup {
     // SAFETY: as promised by the caller.
     let function = match unsafe { hook_of(name) } {
-        Some(hook) => super::guard(None, || {
+        Some(hook) => guard(None, || {
             // SAFETY: a string, as it was found in the list.
             resolve(library, unsafe { CStr::from_ptr(name) }, hook)
         }),
         None => None,
     };
     match function {
-        Some(address) => Way {
+        Some(address) => Lookup {
             address,
             is_answer: 1,
         },
-        None => Way {
+        None => Lookup {
             address: real_dlsym() as *const c_void,
             is_answer: 0,
         },
     }
 }
 
-/// Our function of the name, where look-ups are answered here.
+/// The hook of this name. `None` without preloading, and for calls that are not the program's.
 #[inline]
 unsafe fn hook_of(name: *const c_char) -> Option<&'static Hook> {
     if name.is_null() {
@@ -58,15 +57,15 @@ unsafe fn hook_of(name: *const c_char) -> Option<&'static Hook> {
             return None;
         }
         let hook = Hook::of(CStr::from_ptr(name).to_bytes())?;
-        if is_broken("dlsym") {
+        if mutation::is_on("dlsym") {
             return None;
         }
         (preloaded::is_on() && !program_calls::is_inside()).then_some(hook)
     }
 }
 
-/// What a look-up of one of our names answers: our function, if the real one is what it would find.
-/// `None` leaves it to the linker.
+/// The hook, if the real `dlsym` would find the driver's own function; else what that would find. `None` leaves the
+/// look-up to the linker.
 #[cold]
 fn resolve(library: *mut c_void, name: &CStr, hook: &Hook) -> Option<*const c_void> {
     let own = hook.function.0;
@@ -87,7 +86,7 @@ fn resolve(library: *mut c_void, name: &CStr, hook: &Hook) -> Option<*const c_vo
         return Some(found);
     }
     let genuine = driver_table::find(name).cast_const();
-    // A failed search of ours must not be what the program's `dlerror` reports.
+    // A search of this library that failed must not be what the program's `dlerror` reports.
     // SAFETY: no arguments; the text is not looked at.
     unsafe { libc::dlerror() };
     Some(if found == genuine { own } else { found })
@@ -99,7 +98,7 @@ macro_rules! entry {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         unsafe extern "C" fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void {
-            std::arch::naked_asm!($($instruction),*, way = sym way)
+            std::arch::naked_asm!($($instruction),*, way = sym look_up)
         }
     };
 }

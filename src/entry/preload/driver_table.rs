@@ -1,8 +1,7 @@
-//! The driver's real functions.
+//! The table of the driver's real functions.
 
+use super::abi::{AccessDesc, AllocationProp, IpcHandle};
 use super::hooks::{interposed, retried};
-use super::ipc_hooks::IpcHandle;
-use super::vmm_cache::{Access, Properties};
 use concertina_engine::driver::LIBRARY;
 use concertina_engine::driver::symbol::real_dlsym;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -96,26 +95,26 @@ macro_rules! call_in {
         match $crate::entry::preload::driver_table::$table::get().$symbol {
             // SAFETY: the arguments are the program's, or point to locals that outlive the call.
             Some(function) => unsafe { function($($argument),*) },
-            None => $crate::entry::preload::NOT_FOUND,
+            None => $crate::entry::preload::abi::NOT_FOUND,
         }
     };
 }
 
-/// Calls the driver's function that this library stands in for.
+/// Calls the real function of a hook.
 macro_rules! call {
     ($symbol:ident($($argument:expr),*)) => {
         $crate::entry::preload::driver_table::call_in!(Listed, $symbol($($argument),*))
     };
 }
 
-/// Calls another function of the driver.
+/// Calls a function of the driver that has no hook.
 macro_rules! ask {
     ($symbol:ident($($argument:expr),*)) => {
         $crate::entry::preload::driver_table::call_in!(Asked, $symbol($($argument),*))
     };
 }
 
-/// Calls one that is asked again.
+/// Calls the real function of a hook that only retries.
 macro_rules! repeat {
     ($symbol:ident($($argument:expr),*)) => {
         $crate::entry::preload::driver_table::call_in!(Retried, $symbol($($argument),*))

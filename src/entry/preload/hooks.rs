@@ -1,7 +1,9 @@
-//! The two lists of the driver's functions that this library stands in for: those that are answered here, and
-//! those that the driver is asked again where it has no memory.
-
-use std::ffi::c_void;
+//! The two lists of interposed driver functions: hooks that answer, and hooks that only retry when the driver is out of
+//! memory.
+//!
+//! To add a function, add a row. A row has the symbol, in brackets what it is counted as, the name for
+//! `cuGetProcAddress`, the CUDA version that brought this form, what a null stream means to it, its arguments, and
+//! the call that answers it.
 
 /// Calls `$then!` with the list, one entry a symbol of `libcuda.so.1`:
 ///
@@ -29,45 +31,45 @@ macro_rules! interposed {
                 => malloc_async::allocate(address, bytes, stream);
             cuMemAllocAsync_ptsz[AllocAsync: bytes]: "cuMemAllocAsync", 11020, PerThread,
                 (address: *mut u64, bytes: usize, stream: u64)
-                => malloc_async::allocate(address, bytes, malloc_async::per_thread(stream));
+                => malloc_async::allocate(address, bytes, stream_hooks::per_thread(stream));
             cuMemAllocFromPoolAsync[AllocFromPoolAsync: bytes]: "cuMemAllocFromPoolAsync", 11020, Legacy,
                 (address: *mut u64, bytes: usize, pool: *mut c_void, stream: u64)
                 => malloc_async::allocate_from(address, bytes, pool, stream);
             cuMemAllocFromPoolAsync_ptsz[AllocFromPoolAsync: bytes]: "cuMemAllocFromPoolAsync", 11020, PerThread,
                 (address: *mut u64, bytes: usize, pool: *mut c_void, stream: u64)
-                => malloc_async::allocate_from(address, bytes, pool, malloc_async::per_thread(stream));
+                => malloc_async::allocate_from(address, bytes, pool, stream_hooks::per_thread(stream));
             cuMemFreeAsync[FreeAsync: 0]: "cuMemFreeAsync", 11020, Legacy,
                 (address: u64, stream: u64) => malloc_async::free(address, stream);
             cuMemFreeAsync_ptsz[FreeAsync: 0]: "cuMemFreeAsync", 11020, PerThread,
-                (address: u64, stream: u64) => malloc_async::free(address, malloc_async::per_thread(stream));
+                (address: u64, stream: u64) => malloc_async::free(address, stream_hooks::per_thread(stream));
             cuMemPoolGetAttribute: "cuMemPoolGetAttribute", 11020, Either,
                 (pool: *mut c_void, attribute: c_uint, value: *mut c_void)
-                => malloc_async::attribute(pool, attribute, value,
+                => mem_pools::attribute(pool, attribute, value,
                     driver_table::call!(cuMemPoolGetAttribute(pool, attribute, value)));
             cuMemPoolSetAttribute: "cuMemPoolSetAttribute", 11020, Either,
                 (pool: *mut c_void, attribute: c_uint, value: *mut c_void)
-                => malloc_async::set_attribute(pool, attribute,
+                => mem_pools::set_attribute(pool, attribute,
                     driver_table::call!(cuMemPoolSetAttribute(pool, attribute, value)));
             cuDeviceSetMemPool: "cuDeviceSetMemPool", 11020, Either,
                 (device: c_int, pool: *mut c_void)
-                => malloc_async::set_pool(device, pool, driver_table::call!(cuDeviceSetMemPool(device, pool)));
+                => mem_pools::set_pool(device, pool, driver_table::call!(cuDeviceSetMemPool(device, pool)));
             cuMemSetMemPool: "cuMemSetMemPool", 13000, Either,
                 (location: *const c_int, kind: c_uint, pool: *mut c_void)
-                => malloc_async::set_pool_at(location, pool,
+                => mem_pools::set_pool_at(location, pool,
                     driver_table::call!(cuMemSetMemPool(location, kind, pool)));
 
             cuStreamBeginCapture: "cuStreamBeginCapture", 10000, Legacy,
                 (stream: u64) => stream_capture::begin(stream, || driver_table::call!(cuStreamBeginCapture(stream)));
             cuStreamBeginCapture_ptsz: "cuStreamBeginCapture", 10000, PerThread,
                 (stream: u64)
-                => stream_capture::begin(malloc_async::per_thread(stream),
+                => stream_capture::begin(stream_hooks::per_thread(stream),
                     || driver_table::call!(cuStreamBeginCapture_ptsz(stream)));
             cuStreamBeginCapture_v2: "cuStreamBeginCapture", 10010, Legacy,
                 (stream: u64, mode: c_uint)
                 => stream_capture::begin(stream, || driver_table::call!(cuStreamBeginCapture_v2(stream, mode)));
             cuStreamBeginCapture_v2_ptsz: "cuStreamBeginCapture", 10010, PerThread,
                 (stream: u64, mode: c_uint)
-                => stream_capture::begin(malloc_async::per_thread(stream),
+                => stream_capture::begin(stream_hooks::per_thread(stream),
                     || driver_table::call!(cuStreamBeginCapture_v2_ptsz(stream, mode)));
             cuStreamBeginCaptureToGraph: "cuStreamBeginCaptureToGraph", 12030, Legacy,
                 (stream: u64, graph: *mut c_void, nodes: *const c_void, edges: *const c_void,
@@ -77,14 +79,14 @@ macro_rules! interposed {
             cuStreamBeginCaptureToGraph_ptsz: "cuStreamBeginCaptureToGraph", 12030, PerThread,
                 (stream: u64, graph: *mut c_void, nodes: *const c_void, edges: *const c_void,
                     count: usize, mode: c_uint)
-                => stream_capture::begin(malloc_async::per_thread(stream), || driver_table::call!(
+                => stream_capture::begin(stream_hooks::per_thread(stream), || driver_table::call!(
                     cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode)));
             cuStreamEndCapture: "cuStreamEndCapture", 10000, Legacy,
                 (stream: u64, graph: *mut c_void)
                 => stream_capture::end(stream, driver_table::call!(cuStreamEndCapture(stream, graph)));
             cuStreamEndCapture_ptsz: "cuStreamEndCapture", 10000, PerThread,
                 (stream: u64, graph: *mut c_void)
-                => stream_capture::end(malloc_async::per_thread(stream),
+                => stream_capture::end(stream_hooks::per_thread(stream),
                     driver_table::call!(cuStreamEndCapture_ptsz(stream, graph)));
             cuStreamDestroy_v2: "cuStreamDestroy", 4000, Either,
                 (stream: u64) => stream_hooks::destroy(stream);
@@ -104,58 +106,58 @@ macro_rules! interposed {
 
             cuPointerGetAttribute: "cuPointerGetAttribute", 4000, Either,
                 (value: *mut c_void, attribute: c_uint, address: u64)
-                => pointer_attributes::one(value, attribute, address);
+                => pointer_attributes::get_one(value, attribute, address);
             cuPointerGetAttributes: "cuPointerGetAttributes", 7000, Either,
                 (count: c_uint, attributes: *const c_uint, values: *const *mut c_void, address: u64)
-                => pointer_attributes::several(count, attributes, values, address);
+                => pointer_attributes::get_several(count, attributes, values, address);
             cuMemCreate: "cuMemCreate", 10020, Either,
-                (handle: *mut u64, size: usize, properties: *const Properties, flags: c_ulonglong)
-                => vmm_cache::create(handle, size, properties, flags);
+                (handle: *mut u64, size: usize, properties: *const AllocationProp, flags: c_ulonglong)
+                => vmm_hooks::create(handle, size, properties, flags);
             cuMemRelease: "cuMemRelease", 10020, Either,
-                (handle: u64) => vmm_cache::release(handle);
+                (handle: u64) => vmm_hooks::release(handle);
             cuMemAddressReserve: "cuMemAddressReserve", 10020, Either,
                 (address: *mut u64, size: usize, alignment: usize, wanted: u64, flags: c_ulonglong)
-                => vmm_cache::reserve(address, size, alignment, wanted, flags);
+                => vmm_hooks::reserve(address, size, alignment, wanted, flags);
             cuMemAddressFree: "cuMemAddressFree", 10020, Either,
-                (address: u64, size: usize) => vmm_cache::free_addresses(address, size);
+                (address: u64, size: usize) => vmm_hooks::free_addresses(address, size);
             cuMemMap: "cuMemMap", 10020, Either,
                 (address: u64, size: usize, offset: usize, handle: u64, flags: c_ulonglong)
-                => vmm_cache::map(address, size, offset, handle, flags);
+                => vmm_hooks::map(address, size, offset, handle, flags);
             cuMemUnmap: "cuMemUnmap", 10020, Either,
-                (address: u64, size: usize) => vmm_cache::unmap(address, size);
+                (address: u64, size: usize) => vmm_hooks::unmap(address, size);
             cuMemSetAccess: "cuMemSetAccess", 10020, Either,
-                (address: u64, size: usize, access: *const Access, count: usize)
-                => vmm_cache::set_access(address, size, access, count);
+                (address: u64, size: usize, access: *const AccessDesc, count: usize)
+                => vmm_hooks::set_access(address, size, access, count);
             cuMemGetAccess: "cuMemGetAccess", 10020, Either,
                 (flags: *mut c_ulonglong, location: *const c_void, address: u64)
-                => vmm_cache::ask_first(address);
+                => vmm_hooks::ask_first(address);
             cuMemRetainAllocationHandle: "cuMemRetainAllocationHandle", 11000, Either,
                 (handle: *mut u64, address: u64)
-                => pointer_attributes::refuse_handle(address).or_else(|| vmm_cache::retain(handle, address));
+                => pointer_attributes::refuse_handle(address).or_else(|| vmm_hooks::retain(handle, address));
             cuMemExportToShareableHandle: "cuMemExportToShareableHandle", 10020, Either,
                 (to: *mut c_void, handle: u64, kind: c_uint, flags: c_ulonglong)
-                => vmm_cache::expose(handle);
+                => vmm_hooks::expose(handle);
             cuMemGetHandleForAddressRange: "cuMemGetHandleForAddressRange", 11070, Either,
                 (handle: *mut c_void, address: u64, size: usize, kind: c_uint, flags: c_ulonglong)
-                => vmm_cache::expose_at(address, size);
+                => vmm_hooks::expose_at(address, size);
             cuMulticastBindMem: "cuMulticastBindMem", 12010, Either,
                 (group: u64, offset: usize, handle: u64, at: usize, size: usize, flags: c_ulonglong)
-                => vmm_cache::expose(handle);
+                => vmm_hooks::expose(handle);
             cuMulticastBindMem_v2: "cuMulticastBindMem", 13010, Either,
                 (group: u64, device: c_int, offset: usize, handle: u64, at: usize, size: usize,
                     flags: c_ulonglong)
-                => vmm_cache::expose(handle);
+                => vmm_hooks::expose(handle);
             cuMulticastBindAddr: "cuMulticastBindAddr", 12010, Either,
                 (group: u64, offset: usize, address: u64, size: usize, flags: c_ulonglong)
-                => vmm_cache::expose_at(address, size);
+                => vmm_hooks::expose_at(address, size);
             cuMulticastBindAddr_v2: "cuMulticastBindAddr", 13010, Either,
                 (group: u64, device: c_int, offset: usize, address: u64, size: usize,
                     flags: c_ulonglong)
-                => vmm_cache::expose_at(address, size);
+                => vmm_hooks::expose_at(address, size);
             cuMemMapArrayAsync: "cuMemMapArrayAsync", 11010, Legacy,
-                (list: *mut c_void, count: c_uint, stream: u64) => vmm_cache::expose_all();
+                (list: *mut c_void, count: c_uint, stream: u64) => vmm_hooks::expose_all();
             cuMemMapArrayAsync_ptsz: "cuMemMapArrayAsync", 11010, PerThread,
-                (list: *mut c_void, count: c_uint, stream: u64) => vmm_cache::expose_all();
+                (list: *mut c_void, count: c_uint, stream: u64) => vmm_hooks::expose_all();
             cuIpcGetMemHandle: "cuIpcGetMemHandle", 4010, Either,
                 (handle: *mut c_void, address: u64) => ipc_hooks::get(handle, address);
             cuIpcOpenMemHandle: "cuIpcOpenMemHandle", 4010, Either,
@@ -169,20 +171,20 @@ macro_rules! interposed {
 
             cuDevicePrimaryCtxRetain: "cuDevicePrimaryCtxRetain", 7000, Either,
                 (context: *mut usize, device: c_int)
-                => primary_context::retained(device,
+                => context_teardown::retained(device,
                     driver_table::call!(cuDevicePrimaryCtxRetain(context, device)));
             cuDevicePrimaryCtxRelease: "cuDevicePrimaryCtxRelease", 7000, Either,
                 (device: c_int)
-                => primary_context::release(device, || driver_table::call!(cuDevicePrimaryCtxRelease(device)));
+                => context_teardown::release(device, || driver_table::call!(cuDevicePrimaryCtxRelease(device)));
             cuDevicePrimaryCtxRelease_v2: "cuDevicePrimaryCtxRelease", 11000, Either,
                 (device: c_int)
-                => primary_context::release(device, || driver_table::call!(cuDevicePrimaryCtxRelease_v2(device)));
+                => context_teardown::release(device, || driver_table::call!(cuDevicePrimaryCtxRelease_v2(device)));
             cuDevicePrimaryCtxReset: "cuDevicePrimaryCtxReset", 7000, Either,
                 (device: c_int)
-                => primary_context::reset(device, || driver_table::call!(cuDevicePrimaryCtxReset(device)));
+                => context_teardown::reset(device, || driver_table::call!(cuDevicePrimaryCtxReset(device)));
             cuDevicePrimaryCtxReset_v2: "cuDevicePrimaryCtxReset", 11000, Either,
                 (device: c_int)
-                => primary_context::reset(device, || driver_table::call!(cuDevicePrimaryCtxReset_v2(device)));
+                => context_teardown::reset(device, || driver_table::call!(cuDevicePrimaryCtxReset_v2(device)));
 
             cuGetProcAddress: "cuGetProcAddress", 11030, Legacy,
                 (name: *const c_char, function: *mut *mut c_void, version: c_int,
@@ -218,156 +220,96 @@ pub(super) use interposed;
 macro_rules! retried {
     ($then:ident) => {
         $then! {
-            cuArrayCreate_v2: "cuArrayCreate", 3020, Either, Here,
+            cuArrayCreate_v2: "cuArrayCreate", 3020, Either, CurrentDevice,
                 (array: *mut *mut c_void, what: *const c_void);
-            cuArray3DCreate_v2: "cuArray3DCreate", 3020, Either, Here,
+            cuArray3DCreate_v2: "cuArray3DCreate", 3020, Either, CurrentDevice,
                 (array: *mut *mut c_void, what: *const c_void);
-            cuMipmappedArrayCreate: "cuMipmappedArrayCreate", 5000, Either, Here,
+            cuMipmappedArrayCreate: "cuMipmappedArrayCreate", 5000, Either, CurrentDevice,
                 (array: *mut *mut c_void, what: *const c_void, levels: c_uint);
-            cuMemAllocManaged: "cuMemAllocManaged", 6000, Either, Here,
+            cuMemAllocManaged: "cuMemAllocManaged", 6000, Either, CurrentDevice,
                 (address: *mut u64, bytes: usize, flags: c_uint);
-            cuCtxCreate_v2: "cuCtxCreate", 3020, Either, Anywhere,
+            cuCtxCreate_v2: "cuCtxCreate", 3020, Either, AllDevices,
                 (context: *mut *mut c_void, flags: c_uint, device: c_int);
-            cuCtxCreate_v3: "cuCtxCreate", 11040, Either, Anywhere,
+            cuCtxCreate_v3: "cuCtxCreate", 11040, Either, AllDevices,
                 (context: *mut *mut c_void, affinity: *mut c_void, count: c_int, flags: c_uint,
                     device: c_int);
-            cuCtxCreate_v4: "cuCtxCreate", 12050, Either, Anywhere,
+            cuCtxCreate_v4: "cuCtxCreate", 12050, Either, AllDevices,
                 (context: *mut *mut c_void, what: *mut c_void, flags: c_uint, device: c_int);
-            cuCtxSetLimit: "cuCtxSetLimit", 3010, Either, Here, (limit: c_uint, value: usize);
+            cuCtxSetLimit: "cuCtxSetLimit", 3010, Either, CurrentDevice, (limit: c_uint, value: usize);
 
-            cuModuleLoad: "cuModuleLoad", 2000, Either, Here, (module: *mut *mut c_void, file: *const c_char);
-            cuModuleLoadData: "cuModuleLoadData", 2000, Either, Here,
+            cuModuleLoad: "cuModuleLoad", 2000, Either, CurrentDevice, (module: *mut *mut c_void, file: *const c_char);
+            cuModuleLoadData: "cuModuleLoadData", 2000, Either, CurrentDevice,
                 (module: *mut *mut c_void, image: *const c_void);
-            cuModuleLoadDataEx[values; count]: "cuModuleLoadDataEx", 2010, Either, Here,
+            cuModuleLoadDataEx[values; count]: "cuModuleLoadDataEx", 2010, Either, CurrentDevice,
                 (module: *mut *mut c_void, image: *const c_void, count: c_uint, options: *mut c_void,
                     values: *mut usize);
-            cuModuleLoadFatBinary: "cuModuleLoadFatBinary", 2000, Either, Here,
+            cuModuleLoadFatBinary: "cuModuleLoadFatBinary", 2000, Either, CurrentDevice,
                 (module: *mut *mut c_void, image: *const c_void);
-            cuModuleGetFunction: "cuModuleGetFunction", 2000, Either, Here,
+            cuModuleGetFunction: "cuModuleGetFunction", 2000, Either, CurrentDevice,
                 (function: *mut *mut c_void, module: *mut c_void, name: *const c_char);
-            cuModuleGetGlobal_v2: "cuModuleGetGlobal", 3020, Either, Here,
+            cuModuleGetGlobal_v2: "cuModuleGetGlobal", 3020, Either, CurrentDevice,
                 (address: *mut u64, bytes: *mut usize, module: *mut c_void, name: *const c_char);
-            cuLibraryLoadData[values; count]: "cuLibraryLoadData", 12000, Either, Here,
+            cuLibraryLoadData[values; count]: "cuLibraryLoadData", 12000, Either, CurrentDevice,
                 (library: *mut *mut c_void, code: *const c_void, options: *mut c_void, values: *mut usize,
                     count: c_uint, library_options: *mut c_void, library_values: *mut *mut c_void,
                     library_count: c_uint);
-            cuLibraryLoadFromFile[values; count]: "cuLibraryLoadFromFile", 12000, Either, Here,
+            cuLibraryLoadFromFile[values; count]: "cuLibraryLoadFromFile", 12000, Either, CurrentDevice,
                 (library: *mut *mut c_void, file: *const c_char, options: *mut c_void, values: *mut usize,
                     count: c_uint, library_options: *mut c_void, library_values: *mut *mut c_void,
                     library_count: c_uint);
-            cuLibraryGetModule: "cuLibraryGetModule", 12000, Either, Here,
+            cuLibraryGetModule: "cuLibraryGetModule", 12000, Either, CurrentDevice,
                 (module: *mut *mut c_void, library: *mut c_void);
-            cuLibraryGetGlobal: "cuLibraryGetGlobal", 12000, Either, Here,
+            cuLibraryGetGlobal: "cuLibraryGetGlobal", 12000, Either, CurrentDevice,
                 (address: *mut u64, bytes: *mut usize, library: *mut c_void, name: *const c_char);
-            cuLibraryGetManaged: "cuLibraryGetManaged", 12000, Either, Here,
+            cuLibraryGetManaged: "cuLibraryGetManaged", 12000, Either, CurrentDevice,
                 (address: *mut u64, bytes: *mut usize, library: *mut c_void, name: *const c_char);
-            cuKernelGetFunction: "cuKernelGetFunction", 12000, Either, Here,
+            cuKernelGetFunction: "cuKernelGetFunction", 12000, Either, CurrentDevice,
                 (function: *mut *mut c_void, kernel: *mut c_void);
-            cuKernelGetAttribute: "cuKernelGetAttribute", 12000, Either, Anywhere,
+            cuKernelGetAttribute: "cuKernelGetAttribute", 12000, Either, AllDevices,
                 (value: *mut c_int, attribute: c_uint, kernel: *mut c_void, device: c_int);
-            cuKernelSetAttribute: "cuKernelSetAttribute", 12000, Either, Anywhere,
+            cuKernelSetAttribute: "cuKernelSetAttribute", 12000, Either, AllDevices,
                 (attribute: c_uint, value: c_int, kernel: *mut c_void, device: c_int);
-            cuFuncLoad: "cuFuncLoad", 12040, Either, Here, (function: *mut c_void);
-            cuFuncGetAttribute: "cuFuncGetAttribute", 2020, Either, Here,
+            cuFuncLoad: "cuFuncLoad", 12040, Either, CurrentDevice, (function: *mut c_void);
+            cuFuncGetAttribute: "cuFuncGetAttribute", 2020, Either, CurrentDevice,
                 (value: *mut c_int, attribute: c_uint, function: *mut c_void);
-            cuFuncSetAttribute: "cuFuncSetAttribute", 9000, Either, Here,
+            cuFuncSetAttribute: "cuFuncSetAttribute", 9000, Either, CurrentDevice,
                 (function: *mut c_void, attribute: c_uint, value: c_int);
 
-            cuLaunchKernel: "cuLaunchKernel", 4000, Legacy, Here,
+            cuLaunchKernel: "cuLaunchKernel", 4000, Legacy, CurrentDevice,
                 (function: *mut c_void, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
                     block_y: c_uint, block_z: c_uint, shared: c_uint, stream: u64,
                     arguments: *mut *mut c_void, extra: *mut *mut c_void);
-            cuLaunchKernel_ptsz: "cuLaunchKernel", 7000, PerThread, Here,
+            cuLaunchKernel_ptsz: "cuLaunchKernel", 7000, PerThread, CurrentDevice,
                 (function: *mut c_void, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
                     block_y: c_uint, block_z: c_uint, shared: c_uint, stream: u64,
                     arguments: *mut *mut c_void, extra: *mut *mut c_void);
-            cuLaunchKernelEx: "cuLaunchKernelEx", 11060, Legacy, Here,
+            cuLaunchKernelEx: "cuLaunchKernelEx", 11060, Legacy, CurrentDevice,
                 (how: *const c_void, function: *mut c_void, arguments: *mut *mut c_void,
                     extra: *mut *mut c_void);
-            cuLaunchKernelEx_ptsz: "cuLaunchKernelEx", 11060, PerThread, Here,
+            cuLaunchKernelEx_ptsz: "cuLaunchKernelEx", 11060, PerThread, CurrentDevice,
                 (how: *const c_void, function: *mut c_void, arguments: *mut *mut c_void,
                     extra: *mut *mut c_void);
-            cuLaunchCooperativeKernel: "cuLaunchCooperativeKernel", 9000, Legacy, Here,
+            cuLaunchCooperativeKernel: "cuLaunchCooperativeKernel", 9000, Legacy, CurrentDevice,
                 (function: *mut c_void, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
                     block_y: c_uint, block_z: c_uint, shared: c_uint, stream: u64,
                     arguments: *mut *mut c_void);
-            cuLaunchCooperativeKernel_ptsz: "cuLaunchCooperativeKernel", 9000, PerThread, Here,
+            cuLaunchCooperativeKernel_ptsz: "cuLaunchCooperativeKernel", 9000, PerThread, CurrentDevice,
                 (function: *mut c_void, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
                     block_y: c_uint, block_z: c_uint, shared: c_uint, stream: u64,
                     arguments: *mut *mut c_void);
-            cuGraphInstantiateWithFlags: "cuGraphInstantiateWithFlags", 11040, Either, Anywhere,
+            cuGraphInstantiateWithFlags: "cuGraphInstantiateWithFlags", 11040, Either, AllDevices,
                 (made: *mut *mut c_void, graph: *mut c_void, flags: c_ulonglong);
-            cuGraphInstantiateWithParams: "cuGraphInstantiateWithParams", 12000, Legacy, Anywhere,
+            cuGraphInstantiateWithParams: "cuGraphInstantiateWithParams", 12000, Legacy, AllDevices,
                 (made: *mut *mut c_void, graph: *mut c_void, how: *mut c_void);
-            cuGraphInstantiateWithParams_ptsz: "cuGraphInstantiateWithParams", 12000, PerThread, Anywhere,
+            cuGraphInstantiateWithParams_ptsz: "cuGraphInstantiateWithParams", 12000, PerThread, AllDevices,
                 (made: *mut *mut c_void, graph: *mut c_void, how: *mut c_void);
-            cuGraphUpload: "cuGraphUpload", 11010, Legacy, Anywhere, (graph: *mut c_void, stream: u64);
-            cuGraphUpload_ptsz: "cuGraphUpload", 11010, PerThread, Anywhere,
+            cuGraphUpload: "cuGraphUpload", 11010, Legacy, AllDevices, (graph: *mut c_void, stream: u64);
+            cuGraphUpload_ptsz: "cuGraphUpload", 11010, PerThread, AllDevices,
                 (graph: *mut c_void, stream: u64);
-            cuGraphLaunch: "cuGraphLaunch", 10000, Legacy, Anywhere, (graph: *mut c_void, stream: u64);
-            cuGraphLaunch_ptsz: "cuGraphLaunch", 10000, PerThread, Anywhere,
+            cuGraphLaunch: "cuGraphLaunch", 10000, Legacy, AllDevices, (graph: *mut c_void, stream: u64);
+            cuGraphLaunch_ptsz: "cuGraphLaunch", 10000, PerThread, AllDevices,
                 (graph: *mut c_void, stream: u64);
         }
     };
 }
 pub(super) use retried;
-
-/// What the null stream means to a function.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum DefaultStream {
-    /// The function takes no stream, or a null one is none.
-    Either,
-    /// The legacy default stream.
-    Legacy,
-    /// The calling thread's own default stream.
-    PerThread,
-}
-
-/// A function's address.
-pub struct Address(pub *const c_void);
-// SAFETY: an address of code, which nobody writes to.
-unsafe impl Sync for Address {}
-
-/// One of our functions.
-pub struct Hook {
-    /// The driver's symbol.
-    pub symbol: &'static str,
-    /// The name for `cuGetProcAddress`.
-    pub base: &'static str,
-    /// The CUDA version that brought this form of the function.
-    pub since: i32,
-    pub stream: DefaultStream,
-    pub function: Address,
-}
-
-impl Hook {
-    fn all() -> impl Iterator<Item = &'static Hook> {
-        super::ANSWERED.iter().chain(super::RETRIED)
-    }
-
-    /// Our function of a symbol.
-    pub fn of(symbol: &[u8]) -> Option<&'static Hook> {
-        Hook::all().find(|hook| hook.symbol.as_bytes() == symbol)
-    }
-
-    /// Our function for what `cuGetProcAddress` is asked: the newest form that is not newer than
-    /// `version`, of those whose symbol the driver has.
-    pub fn for_version(
-        base: &[u8],
-        version: i32,
-        per_thread: bool,
-        has: impl Fn(&'static str) -> bool,
-    ) -> Option<&'static Hook> {
-        let wanted = if per_thread {
-            DefaultStream::PerThread
-        } else {
-            DefaultStream::Legacy
-        };
-        Hook::all()
-            .filter(|hook| {
-                let stream = hook.stream == wanted || hook.stream == DefaultStream::Either;
-                stream && hook.base.as_bytes() == base && hook.since <= version && has(hook.symbol)
-            })
-            .max_by_key(|hook| hook.since)
-    }
-}

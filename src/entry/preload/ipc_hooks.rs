@@ -1,65 +1,23 @@
-//! `cudaIpcGetMemHandle` and its kin, for the pool's memory: between processes that both have the library
-//! preloaded. CUDA's own handles do not reach mapped memory, and of a plain segment they share the whole;
-//! so a program gets 64 bytes of ours, for its own blocks and for PyTorch's alike. Handles that are none of ours are CUDA's, and so are those of
-//! memory that is (`ipc:True` makes that all of `cudaMalloc`'s), and of events.
+//! `cudaIpcGetMemHandle`, `cudaIpcOpenMemHandle` and `cudaIpcCloseMemHandle` for the pool's memory, between processes
+//! that both have the library preloaded.
+//!
+//! CUDA's own handles do not reach mapped memory, and of a plain segment they share the whole. So the program gets 64
+//! bytes of this library's, for `cudaMalloc`'s blocks and for PyTorch's alike. Other handles are passed on to CUDA: those of
+//! events, and of memory that is CUDA's own (with `ipc:True`, all of `cudaMalloc`'s).
 
-use super::breaks::is_broken;
-use super::malloc::INVALID_VALUE;
-use super::pointer_attributes::{self, Maker};
-use super::{Answer, primary_context, stream_capture};
-use concertina_engine::core::BlockInfo;
-use concertina_engine::device::Device;
-use concertina_engine::ipc::{self, HANDLE_SIZE, Handle, Imported, IpcError};
+use super::abi::{Answer, INVALID_CONTEXT, INVALID_VALUE, IpcHandle, MAP_FAILED};
+use super::allocation::{self, AllocatedBy};
+use super::{imported_memory, mutation, primary_context, stream_capture};
+use concertina_engine::ipc::{Handle, IpcError};
 use concertina_engine::process::allocator::allocator_in_use;
 use concertina_engine::process::ready_devices::ready_device;
 use concertina_engine::util::message;
-use std::collections::HashMap;
 use std::ffi::{c_uint, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::AtomicBool;
 
-/// `CUDA_ERROR_INVALID_CONTEXT`: what CUDA answers to a process that opens its own memory.
-const INVALID_CONTEXT: u32 = 201;
-/// `CUDA_ERROR_MAP_FAILED`.
-const MAP_FAILED: u32 = 205;
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, the one flag that there is.
 const LAZY_PEER_ACCESS: c_uint = 1;
-
-/// `CUipcMemHandle`, passed by value.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct IpcHandle([u8; HANDLE_SIZE]);
-
-/// What a program has opened.
-struct Open {
-    handle: Handle,
-    device: &'static Device,
-    memory: Arc<Imported>,
-    found: BlockInfo,
-    /// How often it was opened and not closed.
-    count: usize,
-}
-
-/// By the address that the program has.
-static OPEN: Mutex<Option<HashMap<u64, Open>>> = Mutex::new(None);
-/// There was ever one.
-static ANY: AtomicBool = AtomicBool::new(false);
-
-fn all() -> MutexGuard<'static, Option<HashMap<u64, Open>>> {
-    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What is open around an address. One relaxed load where nothing ever was.
-pub fn around(address: u64) -> Option<(&'static Device, BlockInfo)> {
-    if !ANY.load(Relaxed) {
-        return None;
-    }
-    let all = all();
-    let mut open = all.iter().flat_map(HashMap::values);
-    let is_in = |it: &&Open| (it.found.start..it.found.start + it.found.size).contains(&address);
-    open.find(is_in).map(|it| (it.device, it.found))
-}
 
 /// `cuIpcGetMemHandle`.
 pub fn get(handle: *mut c_void, address: u64) -> Answer {
@@ -67,7 +25,7 @@ pub fn get(handle: *mut c_void, address: u64) -> Answer {
     if handle.is_null() || primary_context::current() == 0 {
         return None;
     }
-    let Some(known) = pointer_attributes::known(address) else {
+    let Some(known) = allocation::find(address) else {
         // What was freed is not CUDA's to share, though it lies in a segment of CUDA's that is. Where that may
         // be a tensor's, which is part of it, it is.
         let mut devices = allocator_in_use()?.devices_in_use();
@@ -76,14 +34,14 @@ pub fn get(handle: *mut c_void, address: u64) -> Answer {
         return freed.then_some(INVALID_VALUE);
     };
     let (device, found) = (known.device, known.found);
-    let made = match known.maker {
-        _ if is_broken("ipc") => return Some(INVALID_VALUE),
+    let made = match known.allocated_by {
+        _ if mutation::is_on("ipc") => return Some(INVALID_VALUE),
         // CUDA shares neither.
-        Maker::Other | Maker::InOrder => return Some(INVALID_VALUE),
-        Maker::Program => device
+        AllocatedBy::OtherProcess | AllocatedBy::MallocAsync => return Some(INVALID_VALUE),
+        AllocatedBy::Malloc => device
             .share(found.start)
             .and_then(|it| it.handle_of_block(found.requested)),
-        Maker::Allocator => device
+        AllocatedBy::Allocator => device
             .share_tensor(address)
             .and_then(|it| it.handle_of_tensor(found.requested)),
     };
@@ -95,8 +53,8 @@ pub fn get(handle: *mut c_void, address: u64) -> Answer {
         }
         Err(why) => {
             message::print_once(&SAID, || {
-                let remedy = match known.maker {
-                    Maker::Allocator => {
+                let remedy = match known.allocated_by {
+                    AllocatedBy::Allocator => {
                         "expandable_segments:False has tensors in allocations of CUDA's"
                     }
                     _ => "ipc:True leaves cudaMalloc's memory to CUDA",
@@ -118,8 +76,8 @@ pub fn open(to: *mut u64, handle: IpcHandle, flags: c_uint) -> Answer {
     if handle.is_own() {
         return Some(INVALID_CONTEXT);
     }
-    let device = primary_context::device()?;
-    match open_in(device, &handle) {
+    let device = primary_context::current_device()?;
+    match imported_memory::open(device, &handle) {
         Ok(address) => {
             // SAFETY: the program's place for the address, which is not null.
             unsafe { *to = address };
@@ -138,62 +96,13 @@ pub fn open(to: *mut u64, handle: IpcHandle, flags: c_uint) -> Answer {
     }
 }
 
-fn open_in(device: &'static Device, handle: &Handle) -> Result<u64, IpcError> {
-    ANY.store(true, Relaxed);
-    let mut all = all();
-    let all = all.get_or_insert_default();
-    // CUDA opens a handle once for each context, too.
-    let known = |it: &&mut Open| it.handle == *handle && ptr::eq(it.device, device);
-    if let Some(open) = all.values_mut().find(known) {
-        open.count += 1;
-        return Ok(open.found.start);
-    }
-    let memory = ipc::import(device, handle)?;
-    let mut found = memory.subrange(handle).ok_or(IpcError::Gone)?;
-    if is_broken("ipc offset") {
-        found.start = memory.address();
-    }
-    let open = Open {
-        handle: *handle,
-        device,
-        memory,
-        found,
-        count: 1,
-    };
-    all.insert(found.start, open);
-    Ok(found.start)
-}
-
-/// `cuIpcCloseMemHandle`: with the last opening the memory goes.
+/// `cuIpcCloseMemHandle`: the memory is unmapped when it has been closed as often as opened.
 pub fn close(address: u64) -> Answer {
-    if !ANY.load(Relaxed) {
-        return None;
-    }
-    let mut all = all();
-    let open = all.as_mut()?.get_mut(&address)?;
-    let device = open.device;
-    open.count -= 1;
-    let gone = if open.count == 0 || is_broken("ipc count") {
-        all.as_mut()?.remove(&address)
-    } else {
-        None
-    };
-    drop(all);
+    let (device, unused) = imported_memory::close(address)?;
     let status = match stream_capture::is_on() {
         true => 0,
         false => device.synchronize(),
     };
-    drop(gone);
+    drop(unused);
     Some(status)
-}
-
-/// The device's context ends, and with it what was opened there.
-pub fn close_all(device: &Device) {
-    if ANY.load(Relaxed) {
-        let mut gone = Vec::new();
-        if let Some(all) = all().as_mut() {
-            gone.extend(all.extract_if(|_, it| ptr::eq(it.device, device)));
-        }
-        gone.into_iter().for_each(|(_, it)| drop(it.memory));
-    }
 }

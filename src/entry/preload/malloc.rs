@@ -1,7 +1,10 @@
-//! Memory as `cudaMalloc` hands it out: any stream may use it, and giving it back waits for the device.
+//! Hooks of `cudaMalloc` and `cudaFree` (`cuMemAlloc`, `cuMemFree`): any stream may use the memory, and freeing it waits
+//! for the device.
 
-use super::breaks::is_broken;
-use super::{Answer, driver_table, pointer_attributes, primary_context, stream_capture, unpooled};
+use super::abi::{Answer, INVALID_VALUE, OUT_OF_MEMORY};
+use super::{
+    conf, driver_table, mutation, pointer_attributes, primary_context, stream_capture, unpooled,
+};
 use concertina_engine::core::Refusal;
 use concertina_engine::device::Device;
 use concertina_engine::device::OutOfMemory;
@@ -12,58 +15,47 @@ use std::collections::HashMap;
 use std::ffi::c_uint;
 use std::sync::{Mutex, PoisonError};
 
-pub const INVALID_VALUE: u32 = 1;
-pub const OUT_OF_MEMORY: u32 = 2;
-
 /// The default stream.
 const DEFAULT: u64 = 0;
 
 /// `cuMemAlloc`.
 #[inline]
 pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
-    let answer = allocate_here(address, bytes);
+    let answer = allocate_from_pool(address, bytes);
     answer.or_else(|| unpooled::allocate(address, bytes))
 }
 
 /// The same, from the pool.
 #[inline]
-fn allocate_here(address: *mut u64, bytes: usize) -> Answer {
-    if address.is_null() || stream_capture::is_on() || is_broken("pool") {
+fn allocate_from_pool(address: *mut u64, bytes: usize) -> Answer {
+    if address.is_null() || stream_capture::is_on() || mutation::is_on("pool") {
         return None;
     }
-    if bytes == 0 && !is_broken("zero") {
+    if bytes == 0 && !mutation::is_on("zero") {
         return None;
     }
-    let device = match is_broken("health") {
-        false => primary_context::known_or_new(primary_context::of_stream(DEFAULT).ok()?, DEFAULT)?,
-        true => primary_context::device()?,
+    let device = match mutation::is_on("health") {
+        false => primary_context::device_of_stream_context(
+            primary_context::of_stream(DEFAULT).ok()?,
+            DEFAULT,
+        )?,
+        true => primary_context::current_device()?,
     };
-    if is_shareable() {
+    if conf::leaves_malloc_to_cuda() {
         return None;
     }
-    let block = match is_broken("apart") {
+    let block = match mutation::is_on("apart") {
         true => device.allocate(bytes, 0),
-        false if is_relaxed() => device.allocate_relaxed(bytes),
+        false if conf::is_free_relaxed() => device.allocate_relaxed(bytes),
         false => device.allocate_unordered(bytes),
     };
-    hand_out(address, block)
+    write_block(address, block)
 }
 
-/// Whether the program wants to share such memory with other processes, which only CUDA's own can be.
+/// Writes the block's address for the program. Past the limit it gets CUDA's out-of-memory error; where the device is
+/// out of memory the driver is asked, which says so.
 #[inline]
-pub fn is_shareable() -> bool {
-    allocator_in_use().is_some_and(|allocator| allocator.settings().ipc)
-}
-
-#[inline]
-fn is_relaxed() -> bool {
-    allocator_in_use().is_some_and(|allocator| allocator.settings().free == Free::Relaxed)
-}
-
-/// Gives the program its block. Beyond its limit it gets the ordinary error; where the device has no
-/// memory the driver is to say so.
-#[inline]
-pub fn hand_out(to: *mut u64, block: Result<u64, Box<OutOfMemory>>) -> Answer {
+pub fn write_block(to: *mut u64, block: Result<u64, Box<OutOfMemory>>) -> Answer {
     match block {
         Ok(address) => {
             // SAFETY: the program's place for the address, which is not null.
@@ -97,7 +89,7 @@ pub fn allocate_pitch(
     let room = known.len() < WIDTHS;
     let row = match known.get(&kind).copied() {
         Some(row) => row,
-        None if room && primary_context::is_limited() && primary_context::device().is_some() => {
+        None if room && conf::is_limited() && primary_context::current_device().is_some() => {
             *known.entry(kind).or_insert(pitch_of(width, element)?)
         }
         None => {
@@ -115,7 +107,7 @@ pub fn allocate_pitch(
         }
     };
     drop(pitches);
-    let row = if is_broken("pitch") { width } else { row };
+    let row = if mutation::is_on("pitch") { width } else { row };
     let answer = allocate(address, row.checked_mul(height)?);
     if answer == Some(0) {
         // SAFETY: the program's place for the pitch, which is not null.
@@ -124,7 +116,7 @@ pub fn allocate_pitch(
     answer
 }
 
-/// Bytes of so many rows, each of the pitch that a successful call has written.
+/// Bytes of `height` rows of the pitch that a successful call wrote.
 #[inline]
 pub fn rows(pitch: *const usize, height: usize) -> usize {
     // SAFETY: the program's place for the pitch, if it is not null; the call has written it.
@@ -151,51 +143,53 @@ fn pitch_of(width: usize, element: c_uint) -> Option<usize> {
 /// `cuMemFree`.
 #[inline]
 pub fn free(address: u64) -> Answer {
-    let answer = free_anywhere(address);
+    let answer = free_to_any_pool(address);
     answer.or_else(|| unpooled::free(address, || driver_table::call!(cuMemFree_v2(address))))
 }
 
-/// The same, of memory of any device's pool.
+/// Frees a block of any device's pool. `None` if there is none at the address.
 #[inline]
-fn free_anywhere(address: u64) -> Answer {
+fn free_to_any_pool(address: u64) -> Answer {
     if address == 0 {
         return None;
     }
     let allocator = allocator_in_use()?;
-    pointer_attributes::forget(address);
-    if is_broken("leak") {
+    pointer_attributes::forget_block(address);
+    if mutation::is_on("leak") {
         return Some(0);
     }
     // Nobody waits, in no context. In a capture an event would be as wrong as a wait, and not tell the
     // program so.
-    let aside =
-        is_relaxed() && !stream_capture::is_on() && !is_broken("wait") && !is_broken("relaxed");
+    let relaxed = conf::is_free_relaxed()
+        && !stream_capture::is_on()
+        && !mutation::is_on("wait")
+        && !mutation::is_on("relaxed");
     let mut devices = allocator.devices_in_use();
-    if aside && devices.any(|device| device.free_relaxed(address).is_ok()) {
+    if relaxed && devices.any(|device| device.free_relaxed(address).is_ok()) {
         return Some(0);
     }
-    let here = primary_context::known_device();
-    if let Some(status) = here.and_then(|device| free_here(allocator, device, address)) {
+    let here = primary_context::current_device_in_use();
+    if let Some(status) = here.and_then(|device| free_to_pool(allocator, device, address)) {
         return Some(status);
     }
-    if is_broken("unknown") {
+    if mutation::is_on("unknown") {
         return Some(0);
     }
-    if is_broken("elsewhere") {
+    if mutation::is_on("elsewhere") {
         return None;
     }
-    free_elsewhere(allocator, here, address)
+    free_to_other_pool(allocator, here, address)
 }
 
-/// Memory of another device than the current one.
+/// Frees a block of a device that is not the current one.
 #[cold]
-fn free_elsewhere(allocator: &Allocator, here: Option<&Device>, address: u64) -> Answer {
+fn free_to_other_pool(allocator: &Allocator, here: Option<&Device>, address: u64) -> Answer {
     let others = allocator
         .devices_in_use()
         .filter(|other| here.is_none_or(|here| here.ordinal() != other.ordinal()));
     for device in others {
         if device.find(address).is_some()
-            && let Some(status) = free_here(allocator, device, address)
+            && let Some(status) = free_to_pool(allocator, device, address)
         {
             return Some(status);
         }
@@ -210,13 +204,13 @@ fn free_elsewhere(allocator: &Allocator, here: Option<&Device>, address: u64) ->
 /// Takes a block back. `None` where it is none of the device's; the wait's status where that fails,
 /// because work has failed or a capture forbids to wait, as the driver's own function would say.
 #[inline]
-fn free_here(allocator: &Allocator, device: &Device, address: u64) -> Answer {
+fn free_to_pool(allocator: &Allocator, device: &Device, address: u64) -> Answer {
     let freed = match allocator.settings().free {
-        _ if is_broken("wait") => device.free_completed(address),
-        Free::Relaxed if is_broken("relaxed") => device.free_completed(address),
+        _ if mutation::is_on("wait") => device.free_completed(address),
+        Free::Relaxed if mutation::is_on("relaxed") => device.free_completed(address),
         _ => match device.synchronize_as_free() {
-            // What is set aside was freed before.
-            0 if is_relaxed() && !device.is_allocated(address) => return None,
+            // A deferred block was freed before.
+            0 if conf::is_free_relaxed() && !device.is_allocated(address) => return None,
             0 => device.free_completed(address),
             status => {
                 let found = device.find(address).filter(|it| it.start == address);

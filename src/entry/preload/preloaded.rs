@@ -1,8 +1,6 @@
-//! Whether the library stands between the program and the driver at all: only where it was preloaded,
-//! and nobody said `CONCERTINA_DISABLE=1`.
+//! Whether hooks are on: only where the library was preloaded, and without `CONCERTINA_DISABLE=1`.
 //!
-//! Found out the first time that one of the driver's functions is looked up or called, so it costs a
-//! program that never does nothing.
+//! Determined when a driver's function is first looked up or called, so that it costs other programs nothing.
 
 use concertina_engine::settings;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -19,13 +17,13 @@ static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 #[inline]
 pub fn is_on() -> bool {
     match STATE.load(Relaxed) {
-        UNKNOWN => find_out(),
+        UNKNOWN => determine(),
         state => state == ON,
     }
 }
 
 #[cold]
-fn find_out() -> bool {
+fn determine() -> bool {
     let on = !settings::is_disabled() && is_preloaded();
     STATE.store(if on { ON } else { OFF }, Relaxed);
     on

@@ -1,35 +1,29 @@
-//! Which device's pool a call is for: that of the current context, if it is the device's primary one.
-//! Whatever is done in a context that the program made itself is the driver's.
+//! Which device's pool a call is for: that of the current context, if it is the device's primary context. Calls in a
+//! context that the program created itself are passed on.
 
-use super::breaks::is_broken;
-use super::{Answer, driver_table, ipc_hooks, malloc_async, stream_capture, unpooled, vmm_cache};
-use crate::entry::{launched_by_run, python, torch};
+use super::abi::PER_THREAD;
+use super::{conf, driver_table, mutation};
+use crate::entry::{launched_by_run, python};
 use concertina_engine::device::Device;
 use concertina_engine::driver;
 use concertina_engine::process::allocator::allocator_in_use;
-use concertina_engine::process::settings::ignore_pytorch_variables;
 use concertina_engine::process::settings::process_settings;
 use concertina_engine::process::startup;
 use concertina_engine::process::startup::start_allocator;
 use concertina_engine::util::message;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::Relaxed};
-
-/// Handles up to this are default streams, of whatever context is current (`CU_STREAM_PER_THREAD`).
-pub const PER_THREAD: u64 = 2;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 /// Devices beyond these are left to the driver.
-const DEVICES: usize = 64;
+pub const DEVICES: usize = 64;
 
 /// Each device's primary context, once its pool is there; else 0.
 static PRIMARY: [AtomicUsize; DEVICES] = [const { AtomicUsize::new(0) }; DEVICES];
-/// How often the program holds each device's primary context.
-static HOLDS: [AtomicI32; DEVICES] = [const { AtomicI32::new(0) }; DEVICES];
-/// The hold that a pool took on its context was let go.
+/// Whether the pool's own retain of its context was released.
 static RELEASED: [AtomicBool; DEVICES] = [const { AtomicBool::new(false) }; DEVICES];
-/// The last context that turned out to be none of these.
+/// The last context that was found not to be a primary one.
 static OTHER: AtomicUsize = AtomicUsize::new(0);
-/// There is no pool to be had in this process.
-static HOPELESS: AtomicBool = AtomicBool::new(false);
+/// Whether no pool can be made in this process.
+static UNUSABLE: AtomicBool = AtomicBool::new(false);
 
 /// The calling thread's context; 0 where there is none.
 #[inline]
@@ -56,7 +50,7 @@ pub fn of_stream(stream: u64) -> Result<usize, u32> {
 
 /// The device whose primary context this is, if it has a pool already.
 #[inline]
-pub fn known(context: usize) -> Option<&'static Device> {
+pub fn device_of(context: usize) -> Option<&'static Device> {
     if context == 0 {
         return None;
     }
@@ -70,39 +64,39 @@ pub fn known(context: usize) -> Option<&'static Device> {
 
 /// The device of the current context, if it has a pool already.
 #[inline]
-pub fn known_device() -> Option<&'static Device> {
-    known(current())
+pub fn current_device_in_use() -> Option<&'static Device> {
+    device_of(current())
 }
 
 /// The device of the current context; its pool is made if there is none.
 #[inline]
-pub fn device() -> Option<&'static Device> {
+pub fn current_device() -> Option<&'static Device> {
     let context = current();
-    known(context).or_else(|| take_up(context))
+    device_of(context).or_else(|| open_pool(context))
 }
 
 /// The device of a stream's context, whose pool is made if there is none and it is the current one.
 #[inline]
-pub fn known_or_new(context: usize, stream: u64) -> Option<&'static Device> {
+pub fn device_of_stream_context(context: usize, stream: u64) -> Option<&'static Device> {
     let context = match PRIMARY[0].load(Relaxed) {
-        primary if is_broken("context") && primary != 0 => primary,
+        primary if mutation::is_on("context") && primary != 0 => primary,
         _ => context,
     };
-    known(context).or_else(|| take_up_current(stream, context))
+    device_of(context).or_else(|| open_current(stream, context))
 }
 
 #[cold]
-fn take_up_current(stream: u64, context: usize) -> Option<&'static Device> {
+fn open_current(stream: u64, context: usize) -> Option<&'static Device> {
     match stream <= PER_THREAD || context == current() {
-        true => take_up(context),
+        true => open_pool(context),
         false => None,
     }
 }
 
 /// Makes the pool of the device whose primary context is the current one, `context`.
 #[cold]
-fn take_up(context: usize) -> Option<&'static Device> {
-    if context == 0 || HOPELESS.load(Relaxed) || OTHER.load(Relaxed) == context {
+fn open_pool(context: usize) -> Option<&'static Device> {
+    if context == 0 || UNUSABLE.load(Relaxed) || OTHER.load(Relaxed) == context {
         return None;
     }
     let ordinal = primary_of(context);
@@ -115,17 +109,17 @@ fn take_up(context: usize) -> Option<&'static Device> {
     if allocator_in_use().is_none()
         && let Err(why) = driver::cuda()
     {
-        choose_settings();
+        conf::choose_variables();
         if process_settings().verbose {
             message::print(&format!("not on: {why}"));
         }
-        HOPELESS.store(true, Relaxed);
+        UNUSABLE.store(true, Relaxed);
         return None;
     }
     startup::initialize();
     python::schedule_exit_hook();
     launched_by_run::check_first_use();
-    choose_settings();
+    conf::choose_variables();
     let allocator = start_allocator()?;
     let device = allocator.device(ordinal).ok()?;
     if !RELEASED[ordinal as usize].swap(true, Relaxed) {
@@ -138,20 +132,6 @@ fn take_up(context: usize) -> Option<&'static Device> {
     }
     primary.store(context, Relaxed);
     Some(device)
-}
-
-/// What is set for PyTorch's allocator is PyTorch's own, where that is what runs above us.
-fn choose_settings() {
-    if !torch::is_attached() {
-        ignore_pytorch_variables();
-    }
-}
-
-/// Whether the process may hold only so much, which it is to see before it has allocated anything.
-pub fn is_limited() -> bool {
-    choose_settings();
-    let settings = process_settings();
-    settings.limit.is_some() || settings.per_process_memory_fraction < 1.0
 }
 
 /// The device whose primary context is the current one, `context`.
@@ -188,62 +168,5 @@ pub fn is_active(device: i32) -> bool {
 
 /// The pool of a device, by its number, if its primary context is in use.
 pub fn pool_of(device: i32) -> Option<&'static Device> {
-    known(PRIMARY.get(device as usize)?.load(Relaxed))
-}
-
-/// `cuDevicePrimaryCtxRetain`, which the driver answered with `status`.
-pub fn retained(device: i32, status: u32) -> Answer {
-    if status == 0
-        && let Some(holds) = HOLDS.get(device as usize)
-    {
-        holds.fetch_add(1, Relaxed);
-    }
-    Some(status)
-}
-
-/// `cuDevicePrimaryCtxRelease`: with the last hold goes what was allocated in the context.
-pub fn release(device: i32, release: impl FnOnce() -> u32) -> Answer {
-    let holds = HOLDS.get(device as usize)?;
-    if holds.load(Relaxed) != 1 {
-        let status = release();
-        if status == 0 {
-            holds.fetch_sub(1, Relaxed);
-        }
-        return Some(status);
-    }
-    end(device, release)
-}
-
-/// `cuDevicePrimaryCtxReset`: all that was allocated in the context goes, whoever holds it.
-pub fn reset(device: i32, reset: impl FnOnce() -> u32) -> Answer {
-    end(device, reset)
-}
-
-/// The end of a primary context, which `end` makes: the pool gives back all it has. Where the work of
-/// the context has failed that is not possible before the end, so it is done after it.
-fn end(device: i32, end: impl FnOnce() -> u32) -> Answer {
-    let pool = pool_of(device).filter(|_| !is_broken("reset"));
-    // To wait for the context's work is an error while any of it is being captured.
-    let captured = stream_capture::forget_device(device);
-    let works = !captured && pool.is_some_and(|pool| pool.synchronize() == 0);
-    pool.into_iter().for_each(ipc_hooks::close_all);
-    pool.into_iter().for_each(malloc_async::forget_device);
-    if works || pool.is_none() {
-        vmm_cache::forget_all();
-    }
-    if works {
-        pool.into_iter().for_each(|pool| pool.reset(false));
-    }
-    let status = end();
-    if !works && status == 0 {
-        pool.into_iter().for_each(|pool| pool.reset(true));
-        vmm_cache::forget_all();
-    }
-    if status == 0 {
-        unpooled::forget(device);
-        if let Some(holds) = HOLDS.get(device as usize) {
-            holds.store(0, Relaxed);
-        }
-    }
-    Some(status)
+    device_of(PRIMARY.get(device as usize)?.load(Relaxed))
 }

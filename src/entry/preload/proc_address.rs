@@ -1,8 +1,8 @@
-//! `cuGetProcAddress`: what the driver answers, ours put in its place.
+//! `cuGetProcAddress`: answers with the hook in place of the driver's function.
 
-use super::breaks::is_broken;
-use super::hooks::Hook;
-use super::{Answer, driver_table};
+use super::abi::Answer;
+use super::exports::Hook;
+use super::{driver_table, mutation};
 use std::ffi::{CStr, CString, c_char, c_int, c_ulonglong, c_void};
 use std::ptr;
 
@@ -21,7 +21,7 @@ pub fn per_thread(flags: c_ulonglong) -> c_ulonglong {
     }
 }
 
-/// Puts our function where the driver, with `status`, wrote its own.
+/// Writes the hook where the driver, which answered with `status`, wrote its own function.
 pub fn find(
     name: *const c_char,
     function: *mut *mut c_void,
@@ -29,7 +29,7 @@ pub fn find(
     flags: c_ulonglong,
     status: u32,
 ) -> Answer {
-    if status != 0 || name.is_null() || function.is_null() || is_broken("proc_address") {
+    if status != 0 || name.is_null() || function.is_null() || mutation::is_on("proc_address") {
         return Some(status);
     }
     // SAFETY: the driver read the name and wrote the function.
@@ -44,7 +44,7 @@ pub fn find(
     Some(status)
 }
 
-/// Whether what the driver found is the form of the function that we stand in for.
+/// Whether the driver found the form of the function that the hook replaces.
 fn is_form(hook: &Hook, found: *mut c_void, version: c_int) -> bool {
     // The driver's symbol is compared only where it must be: it may answer with another address.
     version < UNKNOWN_VERSION || find_symbol(hook.symbol) == found

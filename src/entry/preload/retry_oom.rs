@@ -1,49 +1,52 @@
-//! Room for what the driver allocates itself. Bare, what a program has freed is the driver's again, for an
-//! array, a module or the local memory of a kernel as well; here the pool keeps it. So where the driver says
-//! that it has none, what is kept for later goes back to it, and it is asked again.
+//! Retrying a driver's call that is out of memory: the pool's cached memory is returned to the driver, step by step, and
+//! the call is made again.
+//!
+//! Without this library, memory that the program has freed is available to the driver for arrays, modules and the local
+//! memory of kernels too. Here it is cached in the pool.
 
-use super::breaks::is_broken;
-use super::malloc::OUT_OF_MEMORY;
-use super::{driver_table, enter, guard, stream_capture, vmm_cache};
+use super::abi::OUT_OF_MEMORY;
+use super::program_calls::enter_hook;
+use super::{driver_table, mutation, stream_capture, vmm_cache};
+use crate::entry::panic_guard::guard;
 use concertina_engine::device::Device;
 use concertina_engine::process::allocator::allocator_in_use;
 use std::cell::Cell;
 use std::ffi::c_uint;
 use std::slice;
 
-/// Whose memory a call may need.
+/// On which devices a call may need memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
-    /// The current device's.
-    Here,
-    /// Any device's, which its arguments name.
-    Anywhere,
+pub enum Scope {
+    /// The current one.
+    CurrentDevice,
+    /// Any, as its arguments say.
+    AllDevices,
 }
 
-/// What is given back, one after the other, until the driver has memory.
+/// What is returned to the driver, step by step, until the call succeeds.
 #[derive(Clone, Copy)]
 enum Step {
-    /// What is idle on the current device.
+    /// Idle memory of the current device, and cached mappings.
     Idle,
-    /// The same on the others. Nothing waits for them: their work may be waiting for this call.
-    IdleElsewhere,
-    /// What was freed in a stream's order on the current device, and what waits there for its work. What
-    /// `cudaFree` gave back is idle, unless it is relaxed: only a program that has freed otherwise waits.
-    Freed,
+    /// Idle memory of the other devices. They are not waited for: their work may be waiting for this call.
+    IdleOfOthers,
+    /// Everything free on the current device, after waiting for it: stream-ordered and deferred frees. Memory freed by
+    /// a strict `cudaFree` is idle, and is not waited for.
+    Deferred,
 }
 
-/// Calls a function of the driver, and again where there was no memory. Costs one comparison where there was.
+/// Calls a function of the driver, and retries it if it is out of memory. One comparison if it is not.
 #[inline(always)]
-pub fn with(reach: Reach, call: impl Fn() -> u32) -> u32 {
+pub fn with(reach: Scope, call: impl Fn() -> u32) -> u32 {
     match call() {
-        OUT_OF_MEMORY => ask_again(reach, &call),
+        OUT_OF_MEMORY => retry_all(reach, &call),
         status => status,
     }
 }
 
-/// The same for a function that writes over so many of the values it is given, as what loads a module does over
-/// the sizes of the buffers for its messages.
-pub fn with_values(reach: Reach, values: *mut usize, count: c_uint, call: impl Fn() -> u32) -> u32 {
+/// [`with`] for a function that overwrites `count` values of its arguments, as `cuModuleLoadDataEx` does: they are
+/// restored before each retry.
+pub fn with_values(reach: Scope, values: *mut usize, count: c_uint, call: impl Fn() -> u32) -> u32 {
     let kept = match values.is_null() {
         true => Vec::new(),
         // SAFETY: the program's list of so many values, which the driver would read now.
@@ -59,40 +62,44 @@ pub fn with_values(reach: Reach, values: *mut usize, count: c_uint, call: impl F
     })
 }
 
-/// The same for who is inside already, and has the first answer: on one device, whatever may be missing there.
+/// [`with`] for a hook that has made the call once, on this device, with this `status`.
 #[cold]
-pub fn again(device: &Device, status: u32, call: impl Fn() -> u32) -> u32 {
+pub fn retry(device: &Device, status: u32, call: impl Fn() -> u32) -> u32 {
     let is_here = |it: &Device| it.ordinal() == device.ordinal();
     match status {
-        OUT_OF_MEMORY => after(Reach::Here, |step| give_back(step, is_here), &call),
+        OUT_OF_MEMORY => retry_after_steps(
+            Scope::CurrentDevice,
+            |step| release_cached(step, is_here),
+            &call,
+        ),
         status => status,
     }
 }
 
 #[cold]
 #[inline(never)]
-fn ask_again(reach: Reach, call: &dyn Fn() -> u32) -> u32 {
-    let give_back = |step| {
-        // Nothing where this is none of our business.
-        enter().is_some_and(|_inside| {
+fn retry_all(reach: Scope, call: &dyn Fn() -> u32) -> u32 {
+    let release = |step| {
+        // Only for the program's own calls.
+        enter_hook().is_some_and(|_inside| {
             let mut device = -1;
             let known = driver_table::ask!(cuCtxGetDevice(&mut device)) == 0;
             // Without a current device every one is meant.
             guard(false, || {
-                give_back(step, |it| !known || it.ordinal() == device)
+                release_cached(step, |it| !known || it.ordinal() == device)
             })
         })
     };
-    after(reach, give_back, call)
+    retry_after_steps(reach, release, call)
 }
 
-/// Calls after each step, as long as that is possible and there is no memory. Whether this thread gave anything
-/// back does not count: another one may have done it for both.
-fn after(reach: Reach, give_back: impl Fn(Step) -> bool, call: &dyn Fn() -> u32) -> u32 {
-    let elsewhere = (reach == Reach::Anywhere).then_some(Step::IdleElsewhere);
-    let steps = [Some(Step::Idle), elsewhere, Some(Step::Freed)];
+/// Makes the call after each step, until it succeeds. Whether this thread returned anything does not count: another
+/// thread may have done it for both.
+fn retry_after_steps(reach: Scope, release: impl Fn(Step) -> bool, call: &dyn Fn() -> u32) -> u32 {
+    let elsewhere = (reach == Scope::AllDevices).then_some(Step::IdleOfOthers);
+    let steps = [Some(Step::Idle), elsewhere, Some(Step::Deferred)];
     for step in steps.into_iter().flatten() {
-        if !give_back(step) {
+        if !release(step) {
             break;
         }
         match call() {
@@ -103,21 +110,21 @@ fn after(reach: Reach, give_back: impl Fn(Step) -> bool, call: &dyn Fn() -> u32)
     OUT_OF_MEMORY
 }
 
-/// Gives back. False while a stream is captured, in which nothing may be unmapped or waited for.
-fn give_back(step: Step, is_here: impl Fn(&Device) -> bool) -> bool {
-    if stream_capture::is_on() || is_broken("room") {
+/// Returns cached memory to the driver. False while a stream is captured, when nothing may be unmapped or waited for.
+fn release_cached(step: Step, is_here: impl Fn(&Device) -> bool) -> bool {
+    if stream_capture::is_on() || mutation::is_on("room") {
         return false;
     }
     if let Step::Idle = step {
-        vmm_cache::give_back();
+        vmm_cache::release_all();
     }
     let devices = allocator_in_use()
         .into_iter()
         .flat_map(|it| it.devices_in_use());
     for device in devices {
         match (step, is_here(device)) {
-            (Step::Idle, true) | (Step::IdleElsewhere, false) => device.release_idle(),
-            (Step::Freed, true) => device.release_all(),
+            (Step::Idle, true) | (Step::IdleOfOthers, false) => device.release_idle(),
+            (Step::Deferred, true) => device.release_all(),
             _ => {}
         }
     }

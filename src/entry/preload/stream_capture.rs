@@ -1,8 +1,8 @@
-//! Streams in capture. While there is one, memory comes from the driver: an allocation may become a
-//! node of the graph, or end the capture with the error that the driver gives.
+//! Streams that the program captures. Meanwhile allocations are passed on to the driver: they may become nodes of the
+//! graph, or end the capture with the driver's error.
 
-use super::breaks::is_broken;
-use super::{Answer, driver_table, primary_context};
+use super::abi::{self, Answer};
+use super::{driver_table, mutation, primary_context};
 use concertina_engine::device::captures;
 use concertina_engine::device::thread_number;
 use std::sync::{Mutex, PoisonError};
@@ -20,7 +20,7 @@ struct Captured {
 impl Captured {
     fn of(stream: u64) -> Captured {
         let thread = match stream {
-            primary_context::PER_THREAD => thread_number(),
+            abi::PER_THREAD => thread_number(),
             _ => 0,
         };
         Captured { stream, thread }
@@ -30,25 +30,25 @@ impl Captured {
 /// Whether any stream of the process is being captured. One relaxed load.
 #[inline]
 pub fn is_on() -> bool {
-    captures::is_on() && !is_broken("capture")
+    captures::is_on() && !mutation::is_on("capture")
 }
 
 /// Whether this stream (by handle) is being captured.
-pub fn holds(stream: u64) -> bool {
+pub fn is_captured(stream: u64) -> bool {
     let streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
     let captured = Captured::of(stream);
     streams.iter().any(|(it, _)| *it == captured)
 }
 
 /// A program's function that begins a capture on a stream, and answers with the driver's status. It is
-/// announced before the driver begins it, so that no call of ours ends it.
+/// announced before the driver begins it, so that no call of this library ends it.
 pub fn begin(stream: u64, begin: impl FnOnce() -> u32) -> Answer {
-    let announced = !is_broken("idle");
+    let announced = !mutation::is_on("idle");
     if announced {
         captures::begin();
     }
     // To ask a default stream may end another's capture.
-    let context = match stream <= primary_context::PER_THREAD {
+    let context = match stream <= abi::PER_THREAD {
         true => primary_context::current(),
         false => primary_context::of_stream(stream).unwrap_or(0),
     };
@@ -68,7 +68,7 @@ pub fn end(stream: u64, status: u32) -> Answer {
     let mut capturing = 0;
     let asked = driver_table::ask!(cuStreamIsCapturing(stream, &mut capturing));
     if status == 0 || (asked == 0 && capturing == 0) {
-        forget(stream);
+        remove(stream);
     }
     Some(status)
 }
@@ -76,22 +76,22 @@ pub fn end(stream: u64, status: u32) -> Answer {
 /// A stream that is destroyed takes its capture along.
 pub fn destroy(stream: u64) {
     if is_on() {
-        forget(stream);
+        remove(stream);
     }
 }
 
 /// A device's primary context is about to end, and every capture of its streams with it. True if there was any.
-pub fn forget_device(device: i32) -> bool {
+pub fn remove_device(device: i32) -> bool {
     let context = is_on().then(|| primary_context::primary(device)).flatten();
-    context.is_some_and(|context| forget_all(|(_, of)| *of == context))
+    context.is_some_and(|context| remove_all(|(_, of)| *of == context))
 }
 
-fn forget(stream: u64) {
+fn remove(stream: u64) {
     let captured = Captured::of(stream);
-    forget_all(|(it, _)| *it == captured);
+    remove_all(|(it, _)| *it == captured);
 }
 
-fn forget_all(is_over: impl Fn(&(Captured, usize)) -> bool) -> bool {
+fn remove_all(is_over: impl Fn(&(Captured, usize)) -> bool) -> bool {
     let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
     let before = streams.len();
     while let Some(at) = streams.iter().position(&is_over) {

@@ -1,8 +1,7 @@
 //! Which stream a handle means, and its device: handles come back for other streams, numbers do not.
 
-use super::breaks::is_broken;
-use super::malloc::OUT_OF_MEMORY;
-use super::{Answer, driver_table, primary_context, retry_oom, stream_capture};
+use super::abi::{self, Answer, OUT_OF_MEMORY};
+use super::{driver_table, mutation, primary_context, retry_oom, stream_capture};
 use concertina_engine::core::StreamKey;
 use concertina_engine::device::Device;
 use concertina_engine::device::InsertOnlyMap;
@@ -26,13 +25,22 @@ static DEVICES: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 /// The driver's numbers of streams whose creation was seen, by handle; 0 once they are destroyed.
 static NUMBERS: InsertOnlyMap<1024> = InsertOnlyMap::new();
 
+/// A stream as a function that ends in `_ptsz` reads it.
+#[inline]
+pub fn per_thread(stream: u64) -> u64 {
+    match stream {
+        0 if !mutation::is_on("per thread") => abi::PER_THREAD,
+        _ => stream,
+    }
+}
+
 /// `cuStreamCreate` and its like.
 pub fn create(created: *mut u64, create: impl Fn() -> u32) -> Answer {
     let mut status = create();
     if status == OUT_OF_MEMORY
-        && let Some(device) = primary_context::known_device()
+        && let Some(device) = primary_context::current_device_in_use()
     {
-        status = retry_oom::again(device, status, create);
+        status = retry_oom::retry(device, status, create);
     }
     if status == 0 {
         let mut id = 0;
@@ -49,7 +57,7 @@ pub fn create(created: *mut u64, create: impl Fn() -> u32) -> Answer {
 
 /// `cuStreamDestroy`, which the driver is asked for next.
 pub fn destroy(stream: u64) -> Answer {
-    if stream > primary_context::PER_THREAD {
+    if stream > abi::PER_THREAD {
         stream_capture::destroy(stream);
         let devices = allocator_in_use().into_iter();
         for device in devices.flat_map(|it| it.devices_in_use()) {
@@ -67,8 +75,8 @@ impl Stream {
     /// a stream that is being captured would end the capture.
     #[inline]
     pub fn of(handle: u64) -> Result<Stream, u32> {
-        if handle <= primary_context::PER_THREAD || stream_capture::is_on() {
-            let context = match handle <= primary_context::PER_THREAD && stream_capture::is_on() {
+        if handle <= abi::PER_THREAD || stream_capture::is_on() {
+            let context = match handle <= abi::PER_THREAD && stream_capture::is_on() {
                 // It may be part of the capture, and is asked nothing.
                 true => primary_context::current(),
                 false => primary_context::of_stream(handle)?,
@@ -76,7 +84,7 @@ impl Stream {
             return Ok(Stream {
                 handle,
                 number: None,
-                device: primary_context::known_or_new(context, handle),
+                device: primary_context::device_of_stream_context(context, handle),
             });
         }
         let mut number = NUMBERS.get(handle).unwrap_or(0);
@@ -91,7 +99,7 @@ impl Stream {
             known if known >> 8 == number && known != 0 => device((known & 0xff) as i32 - 1),
             _ => {
                 let context = primary_context::of_stream(handle)?;
-                let device = primary_context::known_or_new(context, handle);
+                let device = primary_context::device_of_stream_context(context, handle);
                 if let Some(device) = device {
                     place.store(number << 8 | (device.ordinal() as u64 + 1), Relaxed);
                 }
@@ -100,7 +108,11 @@ impl Stream {
         };
         Ok(Stream {
             handle,
-            number: Some(if is_broken("numbers") { 1 } else { number }),
+            number: Some(if mutation::is_on("numbers") {
+                1
+            } else {
+                number
+            }),
             device,
         })
     }

@@ -1,8 +1,9 @@
-//! Memory that the driver hands out where the pool does not, under a limit: it counts towards the limit,
-//! so that the program cannot go round it.
+//! Unpooled memory: what the driver allocates under a limit where the pool cannot, such as in a capture. It counts
+//! towards the limit.
 
-use super::malloc::{OUT_OF_MEMORY, is_shareable};
-use super::{Answer, driver_table, primary_context, retry_oom, stream_capture};
+use super::abi::{Answer, OUT_OF_MEMORY};
+use super::conf::leaves_malloc_to_cuda;
+use super::{driver_table, primary_context, retry_oom, stream_capture};
 use concertina_engine::device::Device;
 use concertina_engine::process::allocator::allocator_in_use;
 use std::collections::HashMap;
@@ -14,7 +15,7 @@ static BLOCKS: Mutex<Option<HashMap<u64, (i32, u64)>>> = Mutex::new(None);
 /// How many there are.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-fn change<T>(change: impl FnOnce(&mut HashMap<u64, (i32, u64)>) -> T) -> T {
+fn with_blocks<T>(change: impl FnOnce(&mut HashMap<u64, (i32, u64)>) -> T) -> T {
     let mut blocks = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
     let blocks = blocks.get_or_insert_default();
     let result = change(blocks);
@@ -29,13 +30,14 @@ pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
     if address.is_null() || bytes == 0 {
         return None;
     }
-    let device = primary_context::known_device().filter(|device| device.limit().is_some())?;
+    let device =
+        primary_context::current_device_in_use().filter(|device| device.limit().is_some())?;
     let bytes = bytes as u64;
     // Nothing may wait in a capture.
     let may_wait = !stream_capture::is_on();
     if !device.reserve_unpooled(bytes, may_wait) {
-        // What the pool keeps cannot go back in a capture, but be handed out.
-        let kept = !may_wait && !is_shareable();
+        // In a capture the pool's free memory cannot be returned to the driver, but it can be allocated.
+        let kept = !may_wait && !leaves_malloc_to_cuda();
         let block = kept
             .then(|| device.allocate_completed(bytes as usize))
             .flatten();
@@ -47,12 +49,12 @@ pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
         return Some(0);
     }
     let ask = || driver_table::call!(cuMemAlloc_v2(address, bytes as usize));
-    let status = retry_oom::again(device, ask(), ask);
+    let status = retry_oom::retry(device, ask(), ask);
     match status {
         0 => {
             // SAFETY: the driver wrote the program's place for the address.
             let address = unsafe { *address };
-            change(|blocks| blocks.insert(address, (device.ordinal(), bytes)));
+            with_blocks(|blocks| blocks.insert(address, (device.ordinal(), bytes)));
         }
         _ => device.release_unpooled(bytes),
     }
@@ -71,22 +73,22 @@ pub fn free(address: u64, free: impl FnOnce() -> u32) -> Answer {
 
 #[cold]
 fn free_counted(address: u64, free: impl FnOnce() -> u32) -> Answer {
-    // Whoever is handed the address next comes after this.
-    let (ordinal, bytes) = change(|blocks| blocks.remove(&address))?;
+    // Before the driver can give the address to another thread.
+    let (ordinal, bytes) = with_blocks(|blocks| blocks.remove(&address))?;
     let status = free();
     match device(ordinal) {
         Some(device) if status == 0 => device.release_unpooled(bytes),
-        _ => _ = change(|blocks| blocks.insert(address, (ordinal, bytes))),
+        _ => _ = with_blocks(|blocks| blocks.insert(address, (ordinal, bytes))),
     }
     Some(status)
 }
 
 /// The device's context has ended, and what was allocated in it.
-pub fn forget(ordinal: i32) {
+pub fn forget_device(ordinal: i32) {
     if COUNT.load(Relaxed) == 0 {
         return;
     }
-    let bytes = change(|blocks| {
+    let bytes = with_blocks(|blocks| {
         let here = |of: &(i32, u64)| of.0 == ordinal;
         let bytes = blocks.values().filter(|it| here(it)).map(|it| it.1).sum();
         blocks.retain(|_, it| !here(it));

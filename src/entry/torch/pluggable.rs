@@ -79,7 +79,7 @@ fn try_allocate(
 fn device_in_use(device: c_int) -> Option<&'static Device> {
     startup::initialize_on_call();
     let device = devices::open(device)?;
-    preload::note_before_others(device);
+    preload::note_before_sharing(device);
     add_ready_device(device);
     Some(device)
 }

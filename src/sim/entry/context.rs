@@ -3,11 +3,11 @@
 //! that was allocated while it was current. Streams and events are its device's.
 
 use super::device::device;
-use crate::call::{call, give, wanted};
+use crate::call::{call, check_output, write_output};
 use crate::context;
 use crate::failure::Function;
 use crate::run::Session;
-use crate::state::Answer;
+use crate::state::DriverResult;
 use cudarc::driver::sys::{CUcontext, CUdevice, CUlimit, CUresult};
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
@@ -23,17 +23,17 @@ pub(super) fn handle(number: usize) -> CUcontext {
 }
 
 /// The number of a context that lives.
-fn number_of(session: &Session<'_>, context: CUcontext) -> Answer<usize> {
+fn number_of(session: &Session<'_>, context: CUcontext) -> DriverResult<usize> {
     let distance = (context as u64).checked_sub(FIRST_HANDLE).ok_or(INVALID)?;
     let number = (distance / HANDLE_STEP) as usize;
-    match distance.is_multiple_of(HANDLE_STEP) && session.state.lives(number) {
+    match distance.is_multiple_of(HANDLE_STEP) && session.state.context_exists(number) {
         true => Ok(number),
         false => Err(INVALID),
     }
 }
 
 /// The device of a context that lives.
-pub(super) fn device_of(session: &Session<'_>, context: CUcontext) -> Answer<usize> {
+pub(super) fn device_of(session: &Session<'_>, context: CUcontext) -> DriverResult<usize> {
     Ok(number_of(session, context)? % context::DEVICES)
 }
 
@@ -41,14 +41,14 @@ pub(super) fn device_of(session: &Session<'_>, context: CUcontext) -> Answer<usi
 pub unsafe extern "C" fn cuCtxCreate_v2(to: *mut CUcontext, _flags: c_uint, of: CUdevice) -> u32 {
     call(Function::cuCtxCreate_v2, |session| {
         let device = device(session, of)?;
-        wanted(to)?;
+        check_output(to)?;
         let state = &mut *session.state;
         state.ever_made += 1;
         let number = state.ever_made * context::DEVICES + device;
         state.made.insert(number);
         context::push(state.machine, number);
         // SAFETY: the module's contract.
-        unsafe { give(to, handle(number)) }
+        unsafe { write_output(to, handle(number)) }
     })
 }
 
@@ -79,10 +79,10 @@ pub unsafe extern "C" fn cuCtxDestroy_v2(which: CUcontext) -> u32 {
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(to: *mut CUcontext, of: CUdevice) -> u32 {
     call(Function::cuDevicePrimaryCtxRetain, |session| {
         let device = device(session, of)?;
-        wanted(to)?;
+        check_output(to)?;
         session.state.devices[device].retained += 1;
         // SAFETY: the module's contract.
-        unsafe { give(to, handle(device)) }
+        unsafe { write_output(to, handle(device)) }
     })
 }
 
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(of: CUdevice) -> u32 {
 }
 
 /// Takes along what belongs to a device's context.
-fn end(session: &mut Session<'_>, device: usize) -> Answer {
+fn end(session: &mut Session<'_>, device: usize) -> DriverResult {
     // A sticking error does not keep the context alive.
     let _ = session.synchronise_device(device);
     let state = &mut *session.state;
@@ -121,7 +121,7 @@ fn end(session: &mut Session<'_>, device: usize) -> Answer {
         }
         state.memory.free(address)?;
     }
-    for address in state.memory.locked_new(device) {
+    for address in state.memory.locked_allocations(device) {
         state.memory.unlock(address, false)?;
     }
     state.devices[device].fault = None;
@@ -149,11 +149,11 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(
 ) -> u32 {
     call(Function::cuDevicePrimaryCtxGetState, |session| {
         let device = device(session, of)?;
-        wanted(active)?;
+        check_output(active)?;
         // SAFETY: the module's contract.
         unsafe {
-            give(flags, session.state.devices[device].flags)?;
-            give(
+            write_output(flags, session.state.devices[device].flags)?;
+            write_output(
                 active,
                 c_int::from(session.state.devices[device].retained > 0),
             )
@@ -175,7 +175,7 @@ pub unsafe extern "C" fn cuCtxGetCurrent(to: *mut CUcontext) -> u32 {
     call(Function::cuCtxGetCurrent, |session| {
         let current = context::current(session.state.machine);
         // SAFETY: the module's contract.
-        unsafe { give(to, current.map_or(std::ptr::null_mut(), handle)) }
+        unsafe { write_output(to, current.map_or(std::ptr::null_mut(), handle)) }
     })
 }
 
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(to: *mut CUcontext) -> u32 {
         let number = context::pop(session.state.machine).ok_or(INVALID)?;
         if !to.is_null() {
             // SAFETY: the module's contract.
-            unsafe { give(to, handle(number))? };
+            unsafe { write_output(to, handle(number))? };
         }
         Ok(())
     })
@@ -231,7 +231,7 @@ pub unsafe extern "C" fn cuCtxGetDevice(to: *mut CUdevice) -> u32 {
     call(Function::cuCtxGetDevice, |session| {
         let device = session.state.device()?;
         // SAFETY: the module's contract.
-        unsafe { give(to, device as CUdevice) }
+        unsafe { write_output(to, device as CUdevice) }
     })
 }
 
@@ -240,7 +240,7 @@ pub unsafe extern "C" fn cuCtxGetFlags(to: *mut c_uint) -> u32 {
     call(Function::cuCtxGetFlags, |session| {
         let device = session.state.device()?;
         // SAFETY: the module's contract.
-        unsafe { give(to, session.state.devices[device].flags) }
+        unsafe { write_output(to, session.state.devices[device].flags) }
     })
 }
 
@@ -251,7 +251,7 @@ pub unsafe extern "C" fn cuCtxGetApiVersion(context: CUcontext, to: *mut c_uint)
             device_of(session, context)?;
         }
         // SAFETY: the module's contract.
-        unsafe { give(to, 3020) }
+        unsafe { write_output(to, 3020) }
     })
 }
 
@@ -263,21 +263,21 @@ pub unsafe extern "C" fn cuCtxGetId(context: CUcontext, to: *mut c_ulonglong) ->
             false => device_of(session, context)?,
         };
         // SAFETY: the module's contract.
-        unsafe { give(to, device as c_ulonglong + 1) }
+        unsafe { write_output(to, device as c_ulonglong + 1) }
     })
 }
 
 /// The numerically greatest and least priorities of streams; less comes first.
 pub unsafe extern "C" fn cuCtxGetStreamPriorityRange(least: *mut c_int, most: *mut c_int) -> u32 {
     call(Function::cuCtxGetStreamPriorityRange, |session| {
-        session.state.healthy(session.state.device()?)?;
+        session.state.check_not_faulted(session.state.device()?)?;
         // SAFETY: the module's contract: either may be null.
         unsafe {
             if !least.is_null() {
-                give(least, 0)?;
+                write_output(least, 0)?;
             }
             if !most.is_null() {
-                give(most, crate::stream::MOST_URGENT)?;
+                write_output(most, crate::stream::MOST_URGENT)?;
             }
         }
         Ok(())
@@ -291,7 +291,7 @@ pub unsafe extern "C" fn cuCtxGetLimit(to: *mut usize, limit: CUlimit) -> u32 {
         let limits = &session.state.devices[device].limits;
         let set = limits.get(limit as usize).copied();
         // SAFETY: the module's contract.
-        unsafe { give(to, set.ok_or(CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT)?) }
+        unsafe { write_output(to, set.ok_or(CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT)?) }
     })
 }
 

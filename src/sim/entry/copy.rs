@@ -1,11 +1,12 @@
-//! Copies. Where an address lies decides about its side, as under unified addressing.
+//! The functions that copy memory. An address itself tells whether it is host or device memory, as under
+//! unified addressing.
 
 use super::context::device_of;
 use super::work::enqueue;
 use crate::call::call;
 use crate::failure::Function;
 use crate::run::Session;
-use crate::state::Answer;
+use crate::state::DriverResult;
 use crate::work::Work;
 use cudarc::driver::sys::{
     CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUcontext, CUdeviceptr, CUmemorytype, CUresult, CUstream,
@@ -26,7 +27,7 @@ unsafe fn transfer(
     (to, from, bytes): (u64, u64, usize),
     between: Option<(usize, usize)>,
     stream: CUstream,
-) -> Answer {
+) -> DriverResult {
     if bytes == 0 {
         return Ok(());
     }
@@ -73,7 +74,7 @@ unsafe fn transfer(
 }
 
 /// Waits for the stream, which the call has to do by what it promises.
-fn wait(session: &mut Session<'_>, function: Function, stream: CUstream) -> Answer {
+fn wait(session: &mut Session<'_>, function: Function, stream: CUstream) -> DriverResult {
     let slot = session.state.stream(function.name(), stream)?;
     session.synchronise_stream(slot)
 }
@@ -153,7 +154,7 @@ impl Side {
         (x, y, z): (usize, usize, usize),
         pitch: usize,
         height: usize,
-    ) -> Answer<Side> {
+    ) -> DriverResult<Side> {
         let base = match kind {
             CUmemorytype::CU_MEMORYTYPE_HOST => host as u64,
             CUmemorytype::CU_MEMORYTYPE_DEVICE | CUmemorytype::CU_MEMORYTYPE_UNIFIED => device,
@@ -180,7 +181,7 @@ unsafe fn transfer_rows(
     (to, from): (Side, Side),
     (width, height, depth): (usize, usize, usize),
     stream: CUstream,
-) -> Answer {
+) -> DriverResult {
     let narrow = |side: Side| height > 1 && side.pitch < width;
     if narrow(to) || narrow(from) {
         return Err(INVALID);
@@ -202,7 +203,7 @@ unsafe fn transfer_2d(
     function: Function,
     what: *const CUDA_MEMCPY2D,
     stream: CUstream,
-) -> Answer {
+) -> DriverResult {
     // SAFETY: the caller's promise.
     let it = unsafe { what.as_ref() }.ok_or(INVALID)?;
     let to = Side::new(
@@ -231,7 +232,7 @@ unsafe fn transfer_3d(
     function: Function,
     what: *const CUDA_MEMCPY3D,
     stream: CUstream,
-) -> Answer {
+) -> DriverResult {
     // SAFETY: the caller's promise.
     let it = unsafe { what.as_ref() }.ok_or(INVALID)?;
     let to = Side::new(

@@ -1,9 +1,9 @@
 //! The driver itself and its devices.
 
-use crate::call::{call, give, wanted};
+use crate::call::{call, check_output, write_output};
 use crate::failure::Function;
 use crate::run::Session;
-use crate::state::Answer;
+use crate::state::DriverResult;
 use cudarc::driver::sys::{CUdevice, CUdevice_P2PAttribute, CUdevice_attribute, CUresult, CUuuid};
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
@@ -11,7 +11,7 @@ const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 const NO_SUCH_DEVICE: CUresult = CUresult::CUDA_ERROR_INVALID_DEVICE;
 
 /// The index of a device that exists.
-pub(super) fn device(session: &Session<'_>, device: CUdevice) -> Answer<usize> {
+pub(super) fn device(session: &Session<'_>, device: CUdevice) -> DriverResult<usize> {
     let index = usize::try_from(device).map_err(|_| NO_SUCH_DEVICE)?;
     if index < session.state.config.devices {
         Ok(index)
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn cuInit(flags: c_uint) -> u32 {
 pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> u32 {
     call(Function::cuDriverGetVersion, |_| {
         // SAFETY: the module's contract.
-        unsafe { give(version, 13000) }
+        unsafe { write_output(version, 13000) }
     })
 }
 
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn cuGetErrorName(error: u32, name: *mut *const c_char) ->
     call(Function::cuGetErrorName, |_| {
         let found = name_of(error);
         // SAFETY: the module's contract.
-        unsafe { give(name, found.map_or(std::ptr::null(), CStr::as_ptr))? };
+        unsafe { write_output(name, found.map_or(std::ptr::null(), CStr::as_ptr))? };
         found.map(drop).ok_or(INVALID)
     })
 }
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn cuGetErrorString(error: u32, text: *mut *const c_char) 
     call(Function::cuGetErrorString, |_| {
         let found = name_of(error);
         // SAFETY: the module's contract.
-        unsafe { give(text, found.map_or(std::ptr::null(), CStr::as_ptr))? };
+        unsafe { write_output(text, found.map_or(std::ptr::null(), CStr::as_ptr))? };
         found.map(drop).ok_or(INVALID)
     })
 }
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn cuGetErrorString(error: u32, text: *mut *const c_char) 
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> u32 {
     call(Function::cuDeviceGetCount, |session| {
         // SAFETY: the module's contract.
-        unsafe { give(count, session.state.config.devices as c_int) }
+        unsafe { write_output(count, session.state.config.devices as c_int) }
     })
 }
 
@@ -188,7 +188,7 @@ pub unsafe extern "C" fn cuDeviceGet(to: *mut CUdevice, ordinal: c_int) -> u32 {
     call(Function::cuDeviceGet, |session| {
         device(session, ordinal)?;
         // SAFETY: the module's contract.
-        unsafe { give(to, ordinal) }
+        unsafe { write_output(to, ordinal) }
     })
 }
 
@@ -253,7 +253,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(
             _ => 0,
         };
         // SAFETY: the module's contract.
-        unsafe { give(value, answer) }
+        unsafe { write_output(value, answer) }
     })
 }
 
@@ -262,7 +262,7 @@ pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, length: c_int, of: C
     const NAME: &CStr = c"Simulated GPU";
     call(Function::cuDeviceGetName, |session| {
         device(session, of)?;
-        wanted(name)?;
+        check_output(name)?;
         let room = usize::try_from(length)
             .ok()
             .and_then(|length| length.checked_sub(1));
@@ -283,7 +283,7 @@ pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, of: CUdevice) ->
     call(Function::cuDeviceTotalMem_v2, |session| {
         device(session, of)?;
         // SAFETY: the module's contract.
-        unsafe { give(bytes, session.state.config.memory as usize) }
+        unsafe { write_output(bytes, session.state.config.memory as usize) }
     })
 }
 
@@ -296,7 +296,7 @@ pub unsafe extern "C" fn cuDeviceCanAccessPeer(
     call(Function::cuDeviceCanAccessPeer, |session| {
         let other = device(session, of)? != device(session, peer)?;
         // SAFETY: the module's contract.
-        unsafe { give(can, c_int::from(other && session.state.config.peers)) }
+        unsafe { write_output(can, c_int::from(other && session.state.config.peers)) }
     })
 }
 
@@ -304,11 +304,11 @@ pub unsafe extern "C" fn cuDeviceCanAccessPeer(
 pub unsafe extern "C" fn cuDeviceGetUuid_v2(to: *mut CUuuid, of: CUdevice) -> u32 {
     call(Function::cuDeviceGetUuid_v2, |session| {
         let index = device(session, of)?;
-        wanted(to)?;
+        check_output(to)?;
         let mut bytes = *b"concertina-sim-0";
         bytes[15] += index as u8;
         // SAFETY: the module's contract.
-        unsafe { give(to.cast::<[u8; 16]>(), bytes) }
+        unsafe { write_output(to.cast::<[u8; 16]>(), bytes) }
     })
 }
 
@@ -316,7 +316,7 @@ pub unsafe extern "C" fn cuDeviceGetUuid_v2(to: *mut CUuuid, of: CUdevice) -> u3
 pub unsafe extern "C" fn cuDeviceGetPCIBusId(to: *mut c_char, length: c_int, of: CUdevice) -> u32 {
     call(Function::cuDeviceGetPCIBusId, |session| {
         let index = device(session, of)?;
-        wanted(to)?;
+        check_output(to)?;
         let room = usize::try_from(length)
             .ok()
             .and_then(|length| length.checked_sub(1));
@@ -347,7 +347,7 @@ pub unsafe extern "C" fn cuDeviceGetByPCIBusId(to: *mut CUdevice, text: *const c
         let found = (0..session.state.config.devices)
             .find(|index| text.to_bytes() == bus_id(*index).as_bytes());
         // SAFETY: the module's contract.
-        unsafe { give(to, found.ok_or(NO_SUCH_DEVICE)? as CUdevice) }
+        unsafe { write_output(to, found.ok_or(NO_SUCH_DEVICE)? as CUdevice) }
     })
 }
 
@@ -370,6 +370,6 @@ pub unsafe extern "C" fn cuDeviceGetP2PAttribute(
             _ => 0,
         };
         // SAFETY: the module's contract.
-        unsafe { give(value, answer) }
+        unsafe { write_output(value, answer) }
     })
 }

@@ -1,11 +1,11 @@
 //! Events.
 
-use crate::call::{call, give, wanted};
+use crate::call::{call, check_output, write_output};
 use crate::event::Event;
 use crate::failure::Function;
 use crate::graph::Place;
 use crate::run::Session;
-use crate::state::Answer;
+use crate::state::DriverResult;
 use crate::work::Work;
 use cudarc::driver::sys::{CUcontext, CUevent, CUresult, CUstream};
 use std::ffi::{c_float, c_uint};
@@ -14,7 +14,7 @@ use std::ffi::{c_float, c_uint};
 pub unsafe extern "C" fn cuEventCreate(event: *mut CUevent, flags: c_uint) -> u32 {
     call(Function::cuEventCreate, |session| {
         let device = session.state.device()?;
-        wanted(event)?;
+        check_output(event)?;
         // Events between processes have no times.
         if flags > 7 || flags & 6 == 4 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -26,7 +26,7 @@ pub unsafe extern "C" fn cuEventCreate(event: *mut CUevent, flags: c_uint) -> u3
             ..Event::default()
         });
         // SAFETY: the module's contract.
-        unsafe { give(event, session.state.events.handle(index) as CUevent) }
+        unsafe { write_output(event, session.state.events.handle(index) as CUevent) }
     })
 }
 
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn cuEventRecordWithFlags(
     })
 }
 
-fn record(session: &mut Session<'_>, event: CUevent, stream: CUstream) -> Answer {
+fn record(session: &mut Session<'_>, event: CUevent, stream: CUstream) -> DriverResult {
     let index = session.state.event("cuEventRecord", event)?;
     let slot = session.state.stream("cuEventRecord", stream)?;
     session
@@ -85,7 +85,7 @@ fn record(session: &mut Session<'_>, event: CUevent, stream: CUstream) -> Answer
     if state.streams.get(slot).capturing {
         state.outside_capture("cuEventRecord")?;
     }
-    session.state.healthy(device)?;
+    session.state.check_not_faulted(device)?;
     let state = &mut *session.state;
     let sequence = state.submit(slot, Work::Mark, None);
     if let Some(event) = state.events.get_mut(index) {
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn cuCtxRecordEvent(context: CUcontext, event: CUevent) ->
         let device = super::context::device_of(session, context)?;
         let index = session.state.event("cuCtxRecordEvent", event)?;
         session.state.without_capture("cuCtxRecordEvent")?;
-        session.state.healthy(device)?;
+        session.state.check_not_faulted(device)?;
         let state = &mut *session.state;
         if state
             .events
@@ -120,34 +120,34 @@ pub unsafe extern "C" fn cuCtxRecordEvent(context: CUcontext, event: CUevent) ->
             return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
         }
         // A stream of nobody's gathers the ends of all others.
-        let gatherer = state.streams.gatherer(device);
+        let joining_stream = state.streams.joining_stream(device);
         for other in state.streams.of_device(device) {
             let (enqueued, clock) = {
                 let stream = state.streams.get(other);
                 (stream.enqueued, stream.clock.clone())
             };
             if !state.streams.done(other, enqueued) {
-                state.submit(gatherer, Work::Mark, Some((other, enqueued)));
+                state.submit(joining_stream, Work::Mark, Some((other, enqueued)));
             }
             if state.config.checks {
-                state.streams.get_mut(gatherer).clock.join(&clock);
+                state.streams.get_mut(joining_stream).clock.join(&clock);
             }
         }
         let state = &mut *session.state;
-        let sequence = state.submit(gatherer, Work::Mark, None);
+        let sequence = state.submit(joining_stream, Work::Mark, None);
         if let Some(event) = state.events.get_mut(index) {
-            event.recorded = Some((gatherer, sequence));
+            event.recorded = Some((joining_stream, sequence));
             event.captured = None;
             event.ordinal = state.ordinal;
-            event.clock.copy(&state.streams.get(gatherer).clock);
+            event.clock.copy(&state.streams.get(joining_stream).clock);
         }
-        session.advance(gatherer, sequence);
+        session.advance(joining_stream, sequence);
         Ok(())
     })
 }
 
 /// That an event was not recorded within a capture last: to ask about it breaks that capture.
-fn not_captured(session: &mut Session<'_>, index: u32) -> Answer {
+fn not_captured(session: &mut Session<'_>, index: u32) -> DriverResult {
     let state = &mut *session.state;
     let event = state.events.get(index);
     let Some(place) = event.and_then(|event| event.captured.as_ref()) else {
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn cuEventQuery(event: CUevent) -> u32 {
         let Some(event) = state.events.get(index) else {
             return Ok(());
         };
-        state.healthy(event.device)?;
+        state.check_not_faulted(event.device)?;
         if event
             .recorded
             .is_some_and(|(slot, sequence)| !state.streams.done(slot, sequence))
@@ -197,8 +197,8 @@ pub unsafe extern "C" fn cuEventSynchronize(event: CUevent) -> u32 {
         if let Some((slot, sequence)) = recorded {
             session.finish(slot, sequence);
         }
-        session.state.host_learns(&known);
-        session.state.healthy(device)
+        session.state.host_observes(&known);
+        session.state.check_not_faulted(device)
     })
 }
 
@@ -234,6 +234,6 @@ pub unsafe extern "C" fn cuEventElapsedTime_v2(
         }
         let distance = ordinals[1] as f32 - ordinals[0] as f32;
         // SAFETY: the module's contract.
-        unsafe { give(milliseconds, distance / 1000.0) }
+        unsafe { write_output(milliseconds, distance / 1000.0) }
     })
 }

@@ -1,10 +1,10 @@
-//! Fills.
+//! The functions that set memory.
 
 use super::work::enqueue;
 use crate::call::call;
 use crate::failure::Function;
 use crate::run::Session;
-use crate::state::Answer;
+use crate::state::DriverResult;
 use crate::work::Work;
 use cudarc::driver::sys::{CUdeviceptr, CUresult, CUstream};
 use std::ffi::{c_uchar, c_uint, c_ushort};
@@ -21,7 +21,12 @@ struct Rows {
     rows: usize,
 }
 
-fn fill(session: &mut Session<'_>, function: Function, rows: Rows, stream: CUstream) -> Answer {
+fn fill(
+    session: &mut Session<'_>,
+    function: Function,
+    rows: Rows,
+    stream: CUstream,
+) -> DriverResult {
     let width = usize::from(rows.width);
     let bytes = rows.count.checked_mul(width).ok_or(INVALID)?;
     let aligned = rows.to.is_multiple_of(width as u64) && rows.pitch.is_multiple_of(width);

@@ -1,11 +1,11 @@
 //! Captures, and the graphs that they make.
 
-use crate::call::{call, give, wanted};
+use crate::call::{call, check_output, write_output};
 use crate::context;
 use crate::failure::Function;
 use crate::graph::{Graph, Node, RELAXED};
 use crate::run::Session;
-use crate::state::Answer;
+use crate::state::DriverResult;
 use crate::stream::Kind;
 use crate::work::Work;
 use cudarc::driver::sys::{
@@ -43,10 +43,10 @@ pub unsafe extern "C" fn cuStreamBeginCapture_v2(
 /// is said now, and there is no graph.
 pub unsafe extern "C" fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) -> u32 {
     call(Function::cuStreamEndCapture, |session| {
-        wanted(graph)?;
+        check_output(graph)?;
         let slot = session.state.stream("cuStreamEndCapture", stream)?;
         // SAFETY: the module's contract.
-        unsafe { give(graph, null_mut())? };
+        unsafe { write_output(graph, null_mut())? };
         let state = &mut *session.state;
         let illegal = CUresult::CUDA_ERROR_ILLEGAL_STATE;
         let index = state.streams.get(slot).capture.ok_or(illegal)?;
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgrap
         }
         let handle = state.graphs.handle(capture.graph) as CUgraph;
         // SAFETY: the module's contract.
-        unsafe { give(graph, handle) }
+        unsafe { write_output(graph, handle) }
     })
 }
 
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v3(
     count: *mut usize,
 ) -> u32 {
     call(Function::cuStreamGetCaptureInfo_v3, |session| {
-        wanted(status)?;
+        check_output(status)?;
         let slot = session.state.stream("cuStreamGetCaptureInfo", stream)?;
         if session.state.implicitly_captured(slot) {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v3(
         }
         // SAFETY: the module's contract: all but the status may be null.
         unsafe {
-            give(status, said)?;
+            write_output(status, said)?;
             if capture.is_some() {
                 if_wanted(id, number)?;
                 if_wanted(graph, of)?;
@@ -138,29 +138,29 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v3(
 
 /// # Safety
 /// The output is null or may be written.
-unsafe fn if_wanted<T>(to: *mut T, value: T) -> Answer {
+unsafe fn if_wanted<T>(to: *mut T, value: T) -> DriverResult {
     match to.is_null() {
         true => Ok(()),
         // SAFETY: the caller's promise.
-        false => unsafe { give(to, value) },
+        false => unsafe { write_output(to, value) },
     }
 }
 
 /// The graph that a handle means.
-fn graph(session: &Session<'_>, handle: CUgraph) -> Answer<u32> {
+fn graph(session: &Session<'_>, handle: CUgraph) -> DriverResult<u32> {
     session.state.graphs.index(handle as u64).ok_or(INVALID)
 }
 
 /// Makes an empty graph.
 pub unsafe extern "C" fn cuGraphCreate(to: *mut CUgraph, flags: c_uint) -> u32 {
     call(Function::cuGraphCreate, |session| {
-        wanted(to)?;
+        check_output(to)?;
         if flags != 0 {
             return Err(INVALID);
         }
         let graph = session.state.graphs.insert(Graph::default());
         // SAFETY: the module's contract.
-        unsafe { give(to, session.state.graphs.handle(graph) as CUgraph) }
+        unsafe { write_output(to, session.state.graphs.handle(graph) as CUgraph) }
     })
 }
 
@@ -191,7 +191,7 @@ pub unsafe extern "C" fn cuGraphGetNodes(
     count: *mut usize,
 ) -> u32 {
     call(Function::cuGraphGetNodes, |session| {
-        wanted(count)?;
+        check_output(count)?;
         let index = graph(session, handle)?;
         let found = session.state.graphs.get(index);
         let all = found.map_or(0, |graph| graph.nodes.len());
@@ -206,7 +206,7 @@ fn node_handle(graph: CUgraph, number: usize) -> CUgraphNode {
 }
 
 /// The graph of a node, and the node's number in it.
-fn node(session: &Session<'_>, handle: CUgraphNode) -> Answer<(CUgraph, usize)> {
+fn node(session: &Session<'_>, handle: CUgraphNode) -> DriverResult<(CUgraph, usize)> {
     let of = (handle as u64 % NODE_STEP) as CUgraph;
     let number = (handle as u64 / NODE_STEP).checked_sub(1).ok_or(INVALID)? as usize;
     let graph = session.state.graphs.get(graph(session, of)?);
@@ -225,7 +225,7 @@ unsafe fn numbers(
     of: CUgraph,
     nodes: *const CUgraphNode,
     count: usize,
-) -> Answer<Vec<usize>> {
+) -> DriverResult<Vec<usize>> {
     if count > 0 && nodes.is_null() {
         return Err(INVALID);
     }
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn cuGraphAddEmptyNode(
     count: usize,
 ) -> u32 {
     call(Function::cuGraphAddEmptyNode, |session| {
-        wanted(to)?;
+        check_output(to)?;
         let index = graph(session, handle)?;
         // SAFETY: the module's contract: `count` says how many there are.
         let after = unsafe { numbers(session, handle, dependencies, count)? };
@@ -254,7 +254,7 @@ pub unsafe extern "C" fn cuGraphAddEmptyNode(
         graph.nodes.push(Node { work, after });
         let number = graph.nodes.len() - 1;
         // SAFETY: the module's contract.
-        unsafe { give(to, node_handle(handle, number)) }
+        unsafe { write_output(to, node_handle(handle, number)) }
     })
 }
 
@@ -272,7 +272,7 @@ pub unsafe extern "C" fn cuGraphNodeGetType(which: CUgraphNode, to: *mut CUgraph
             Some(_) => CU_GRAPH_NODE_TYPE_MEMCPY,
         };
         // SAFETY: the module's contract.
-        unsafe { give(to, kind) }
+        unsafe { write_output(to, kind) }
     })
 }
 
@@ -285,7 +285,7 @@ pub unsafe extern "C" fn cuGraphNodeGetDependencies_v2(
     count: *mut usize,
 ) -> u32 {
     call(Function::cuGraphNodeGetDependencies_v2, |session| {
-        wanted(count)?;
+        check_output(count)?;
         let (of, number) = node(session, which)?;
         let graph = session.state.graphs.get(graph(session, of)?);
         let after = graph.map_or(&[][..], |graph| &graph.nodes[number].after);
@@ -301,18 +301,18 @@ unsafe fn give_nodes(
     mut all: impl ExactSizeIterator<Item = CUgraphNode>,
     nodes: *mut CUgraphNode,
     count: *mut usize,
-) -> Answer {
+) -> DriverResult {
     let there = all.len();
     // SAFETY: the caller's promise.
     unsafe {
         if nodes.is_null() {
-            return give(count, there);
+            return write_output(count, there);
         }
         let room = *count;
         for number in 0..room {
             nodes.add(number).write(all.next().unwrap_or(null_mut()));
         }
-        give(count, room.min(there))
+        write_output(count, room.min(there))
     }
 }
 
@@ -355,7 +355,7 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
 ) -> u32 {
     call(Function::cuGraphInstantiateWithFlags, |session| {
         session.state.device()?;
-        wanted(to)?;
+        check_output(to)?;
         let index = graph(session, handle)?;
         let state = &mut *session.state;
         let graph = state.graphs.get_mut(index).ok_or(INVALID)?;
@@ -370,7 +370,7 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
         graph.instantiated = true;
         let index = state.executables.insert(executable);
         // SAFETY: the module's contract.
-        unsafe { give(to, state.executables.handle(index) as CUgraphExec) }
+        unsafe { write_output(to, state.executables.handle(index) as CUgraphExec) }
     })
 }
 
@@ -395,7 +395,7 @@ pub unsafe extern "C" fn cuGraphLaunch(handle: CUgraphExec, stream: CUstream) ->
         let slot = session.state.stream("cuGraphLaunch", stream)?;
         session
             .state
-            .healthy(session.state.streams.get(slot).device)?;
+            .check_not_faulted(session.state.streams.get(slot).device)?;
         let index = session.state.executables.index(handle as u64);
         let found = session.state.executables.get(index.ok_or(INVALID)?);
         let nodes = found.map_or_else(Vec::new, |graph| graph.nodes.clone());

@@ -1,8 +1,8 @@
 //! Page-locked and managed memory.
 
-use crate::call::{call, give, wanted};
+use crate::call::{call, check_output, write_output};
 use crate::failure::Function;
-use crate::memory::Make;
+use crate::memory::AllocationKind;
 use cudarc::driver::sys::{CUdeviceptr, CUresult};
 use std::ffi::{c_uint, c_void};
 
@@ -12,13 +12,16 @@ const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 pub unsafe extern "C" fn cuMemHostAlloc(to: *mut *mut c_void, bytes: usize, flags: c_uint) -> u32 {
     call(Function::cuMemHostAlloc, |session| {
         let device = session.state.device()?;
-        wanted(to)?;
+        check_output(to)?;
         if flags > 7 {
             return Err(INVALID);
         }
-        let found = session.state.memory.lock_new(bytes as u64, device, flags)?;
+        let found = session
+            .state
+            .memory
+            .allocate_locked(bytes as u64, device, flags)?;
         // SAFETY: the module's contract.
-        unsafe { give(to, found as *mut c_void) }
+        unsafe { write_output(to, found as *mut c_void) }
     })
 }
 
@@ -27,10 +30,13 @@ pub unsafe extern "C" fn cuMemAllocHost_v2(to: *mut *mut c_void, bytes: usize) -
     call(Function::cuMemAllocHost_v2, |session| {
         session.state.outside_capture("cuMemAllocHost")?;
         let device = session.state.device()?;
-        wanted(to)?;
-        let found = session.state.memory.lock_new(bytes as u64, device, 0)?;
+        check_output(to)?;
+        let found = session
+            .state
+            .memory
+            .allocate_locked(bytes as u64, device, 0)?;
         // SAFETY: the module's contract.
-        unsafe { give(to, found as *mut c_void) }
+        unsafe { write_output(to, found as *mut c_void) }
     })
 }
 
@@ -88,7 +94,7 @@ pub unsafe extern "C" fn cuMemHostGetDevicePointer_v2(
             return Err(INVALID);
         }
         // SAFETY: the module's contract.
-        unsafe { give(to, address as u64) }
+        unsafe { write_output(to, address as u64) }
     })
 }
 
@@ -102,7 +108,7 @@ pub unsafe extern "C" fn cuMemHostGetFlags(flags: *mut c_uint, address: *mut c_v
             .locked_at(address as u64)
             .ok_or(INVALID)?;
         // SAFETY: the module's contract.
-        unsafe { give(flags, locked.flags) }
+        unsafe { write_output(flags, locked.flags) }
     })
 }
 
@@ -114,7 +120,7 @@ pub unsafe extern "C" fn cuMemAllocManaged(
 ) -> u32 {
     call(Function::cuMemAllocManaged, |session| {
         let device = session.state.device()?;
-        wanted(to)?;
+        check_output(to)?;
         if !matches!(flags, 1 | 2 | 4) {
             return Err(INVALID);
         }
@@ -122,8 +128,8 @@ pub unsafe extern "C" fn cuMemAllocManaged(
         let found = session
             .state
             .memory
-            .allocate(device, bytes as u64, Make::Managed)?;
+            .allocate(device, bytes as u64, AllocationKind::Managed)?;
         // SAFETY: the module's contract.
-        unsafe { give(to, found) }
+        unsafe { write_output(to, found) }
     })
 }

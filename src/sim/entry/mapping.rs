@@ -1,10 +1,10 @@
 //! Virtual memory: reservations, chunks, and mappings of one at the other.
 
 use super::device::device;
-use crate::call::{call, give, wanted};
+use crate::call::{call, check_output, write_output};
 use crate::failure::Function;
 use crate::run::Session;
-use crate::state::Answer;
+use crate::state::DriverResult;
 use cudarc::driver::sys::{
     CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
     CUmemAllocationProp, CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocation,
@@ -15,7 +15,7 @@ use std::ffi::c_ulonglong;
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 /// The device a location names.
-fn located(session: &Session<'_>, location: CUmemLocation) -> Answer<usize> {
+fn located(session: &Session<'_>, location: CUmemLocation) -> DriverResult<usize> {
     if location.type_ != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
         return Err(INVALID);
     }
@@ -26,7 +26,10 @@ fn located(session: &Session<'_>, location: CUmemLocation) -> Answer<usize> {
 ///
 /// # Safety
 /// Null, or readable.
-unsafe fn home(session: &Session<'_>, properties: *const CUmemAllocationProp) -> Answer<usize> {
+unsafe fn home(
+    session: &Session<'_>,
+    properties: *const CUmemAllocationProp,
+) -> DriverResult<usize> {
     // SAFETY: the caller's promise.
     let properties = unsafe { properties.as_ref() }.ok_or(INVALID)?;
     if properties.type_ != CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED {
@@ -46,7 +49,7 @@ pub unsafe extern "C" fn cuMemGetAllocationGranularity(
         // SAFETY: the module's contract.
         unsafe {
             home(session, properties)?;
-            give(granularity, session.state.config.granularity as usize)
+            write_output(granularity, session.state.config.granularity as usize)
         }
     })
 }
@@ -61,7 +64,7 @@ pub unsafe extern "C" fn cuMemAddressReserve(
 ) -> u32 {
     call(Function::cuMemAddressReserve, |session| {
         session.state.has_virtual_memory()?;
-        wanted(address)?;
+        check_output(address)?;
         if flags != 0 {
             return Err(INVALID);
         }
@@ -70,7 +73,7 @@ pub unsafe extern "C" fn cuMemAddressReserve(
             .memory
             .reserve(size as u64, alignment as u64, at)?;
         // SAFETY: the module's contract.
-        unsafe { give(address, found) }
+        unsafe { write_output(address, found) }
     })
 }
 
@@ -91,7 +94,7 @@ pub unsafe extern "C" fn cuMemCreate(
 ) -> u32 {
     call(Function::cuMemCreate, |session| {
         session.state.has_virtual_memory()?;
-        wanted(handle)?;
+        check_output(handle)?;
         if flags != 0 {
             return Err(INVALID);
         }
@@ -112,7 +115,7 @@ pub unsafe extern "C" fn cuMemCreate(
             chunk.rdma = flags.gpuDirectRDMACapable != 0;
         }
         // SAFETY: the module's contract.
-        unsafe { give(handle, created) }
+        unsafe { write_output(handle, created) }
     })
 }
 

@@ -1,11 +1,11 @@
 //! The driver's own allocations.
 
-use crate::call::{call, give, wanted};
+use crate::call::{call, check_output, write_output};
 use crate::context;
 use crate::failure::Function;
-use crate::memory::Make;
+use crate::memory::AllocationKind;
 use crate::run::Session;
-use crate::state::Answer;
+use crate::state::DriverResult;
 use cudarc::driver::sys::{CUdeviceptr, CUresult, CUstreamCaptureMode};
 use std::ffi::c_uint;
 
@@ -14,11 +14,11 @@ pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) ->
     call(Function::cuMemGetInfo_v2, |session| {
         let device = session.state.device()?;
         let all = session.state.config.memory;
-        wanted(total)?;
+        check_output(total)?;
         // SAFETY: the module's contract.
         unsafe {
-            give(free, (all - session.state.memory.used(device)) as usize)?;
-            give(total, all as usize)
+            write_output(free, (all - session.state.memory.used(device)) as usize)?;
+            write_output(total, all as usize)
         }
     })
 }
@@ -27,15 +27,15 @@ pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) ->
 pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) -> u32 {
     call(Function::cuMemAlloc_v2, |session| {
         let device = session.state.device()?;
-        wanted(address)?;
+        check_output(address)?;
         allocating(session, device, "cuMemAlloc")?;
         let found = session
             .state
             .memory
-            .allocate(device, bytes as u64, Make::Device)?;
+            .allocate(device, bytes as u64, AllocationKind::Device)?;
         note_owner(session, found);
         // SAFETY: the module's contract.
-        unsafe { give(address, found) }
+        unsafe { write_output(address, found) }
     })
 }
 
@@ -77,8 +77,8 @@ pub unsafe extern "C" fn cuMemAllocPitch_v2(
 ) -> u32 {
     call(Function::cuMemAllocPitch_v2, |session| {
         let device = session.state.device()?;
-        wanted(address)?;
-        wanted(pitch)?;
+        check_output(address)?;
+        check_output(pitch)?;
         let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
         if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 {
             return Err(invalid);
@@ -89,21 +89,21 @@ pub unsafe extern "C" fn cuMemAllocPitch_v2(
             .checked_mul(height)
             .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         let memory = &mut session.state.memory;
-        let found = memory.allocate(device, bytes as u64, Make::Device)?;
+        let found = memory.allocate(device, bytes as u64, AllocationKind::Device)?;
         note_owner(session, found);
         // SAFETY: the module's contract.
         unsafe {
-            give(pitch, row)?;
-            give(address, found)
+            write_output(pitch, row)?;
+            write_output(address, found)
         }
     })
 }
 
 /// That memory may be allocated on a device by this thread now.
-fn allocating(session: &mut Session<'_>, device: usize, function: &str) -> Answer {
+fn allocating(session: &mut Session<'_>, device: usize, function: &str) -> DriverResult {
     // A thread in relaxed mode may allocate while a stream captures.
     if context::capture_mode() != CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32 {
         session.state.outside_capture(function)?;
     }
-    session.state.healthy(device)
+    session.state.check_not_faulted(device)
 }

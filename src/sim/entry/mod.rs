@@ -1,5 +1,5 @@
-//! The driver functions themselves, by area. Each checks its arguments in the real driver's order,
-//! asks the machine, and writes its outputs only on success.
+//! The driver functions, by subject. Each checks its arguments in the real driver's order, acts on the
+//! machine, and writes its outputs only on success.
 //!
 //! # Safety
 //! All of them ask of their callers what the CUDA driver API asks: outputs are null or may be

@@ -1,10 +1,10 @@
-//! What the driver allocates by itself: modules, as much as their variables take, and arrays.
+//! Modules and arrays, whose memory the driver allocates by itself.
 
-use crate::call::{call, give, wanted};
+use crate::call::{call, check_output, write_output};
 use crate::failure::Function;
-use crate::memory::Make;
+use crate::memory::AllocationKind;
 use crate::run::Session;
-use crate::state::Answer;
+use crate::state::DriverResult;
 use cudarc::driver::sys::{
     CUDA_ARRAY_DESCRIPTOR, CUarray, CUarray_format, CUfunction, CUjit_option, CUmodule, CUresult,
 };
@@ -16,13 +16,13 @@ const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 fn allocate(session: &mut Session<'_>, name: &str, bytes: u64) -> Result<*mut c_void, CUresult> {
     let device = session.state.device()?;
     session.state.outside_capture(name)?;
-    session.state.healthy(device)?;
+    session.state.check_not_faulted(device)?;
     let memory = &mut session.state.memory;
-    let found = memory.allocate(device, bytes, Make::Device)?;
+    let found = memory.allocate(device, bytes, AllocationKind::Device)?;
     Ok(found as *mut c_void)
 }
 
-fn free(session: &mut Session<'_>, handle: *mut c_void) -> Answer {
+fn free(session: &mut Session<'_>, handle: *mut c_void) -> DriverResult {
     let found = session.state.memory.allocation(handle as u64);
     let (_, device) = found.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
     session.synchronise_device(device)?;
@@ -52,8 +52,8 @@ unsafe fn load(
     name: &str,
     to: *mut CUmodule,
     image: *const c_void,
-) -> Answer {
-    wanted(to)?;
+) -> DriverResult {
+    check_output(to)?;
     if image.is_null() {
         return Err(INVALID);
     }
@@ -61,7 +61,7 @@ unsafe fn load(
     let text = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy();
     let found = allocate(session, name, variables(&text).max(1))?;
     // SAFETY: the caller's promise.
-    unsafe { give(to, found.cast()) }
+    unsafe { write_output(to, found.cast()) }
 }
 
 /// Loads a module.
@@ -112,13 +112,13 @@ pub unsafe extern "C" fn cuModuleGetFunction(
     name: *const c_char,
 ) -> u32 {
     call(Function::cuModuleGetFunction, |session| {
-        wanted(to)?;
+        check_output(to)?;
         let found = session.state.memory.allocation(module as u64);
         if name.is_null() || found.is_none() {
             return Err(INVALID);
         }
         // SAFETY: the module's contract.
-        unsafe { give(to, module.cast()) }
+        unsafe { write_output(to, module.cast()) }
     })
 }
 
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn cuArrayCreate_v2(
     what: *const CUDA_ARRAY_DESCRIPTOR,
 ) -> u32 {
     call(Function::cuArrayCreate_v2, |session| {
-        wanted(to)?;
+        check_output(to)?;
         // SAFETY: the module's contract.
         let what = unsafe { what.as_ref() }.ok_or(INVALID)?;
         let element = match what.Format {
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn cuArrayCreate_v2(
         let bytes = row * what.Height.max(1);
         let found = allocate(session, "cuArrayCreate", bytes as u64)?;
         // SAFETY: the module's contract.
-        unsafe { give(to, found.cast()) }
+        unsafe { write_output(to, found.cast()) }
     })
 }
 

@@ -1,11 +1,11 @@
-//! What the driver says about an address.
+//! Pointer attributes.
 
 use super::context::handle;
-use crate::call::{call, give};
+use crate::call::{call, write_output};
 use crate::failure::Function;
-use crate::memory::Make;
+use crate::memory::AllocationKind;
 use crate::run::Session;
-use crate::state::Answer;
+use crate::state::DriverResult;
 use cudarc::driver::sys::{CUdeviceptr, CUmemorytype, CUpointer_attribute, CUresult};
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
@@ -20,7 +20,7 @@ struct Known {
     exportable: bool,
     rdma: bool,
     /// `None` for host memory.
-    make: Option<Option<Make>>,
+    make: Option<Option<AllocationKind>>,
 }
 
 fn known(session: &Session<'_>, address: u64) -> Option<Known> {
@@ -57,58 +57,66 @@ unsafe fn attribute(
     attribute: CUpointer_attribute,
     data: *mut c_void,
     address: u64,
-) -> Answer {
+) -> DriverResult {
     use CUpointer_attribute::*;
     let known = known(session, address).ok_or(INVALID)?;
     let on_device = known.make.is_some();
-    let managed = known.make == Some(Some(Make::Managed));
+    let managed = known.make == Some(Some(AllocationKind::Managed));
     // SAFETY: the caller's promise.
     unsafe {
         match attribute {
             CU_POINTER_ATTRIBUTE_CONTEXT => {
                 let owner = session.state.owner_of(known.start, known.device);
-                give(data.cast(), handle(owner))
+                write_output(data.cast(), handle(owner))
             }
-            CU_POINTER_ATTRIBUTE_MEMORY_TYPE => give(
+            CU_POINTER_ATTRIBUTE_MEMORY_TYPE => write_output(
                 data.cast::<c_uint>(),
                 match on_device {
                     true => CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint,
                     false => CUmemorytype::CU_MEMORYTYPE_HOST as c_uint,
                 },
             ),
-            CU_POINTER_ATTRIBUTE_DEVICE_POINTER => give(data.cast::<u64>(), address),
+            CU_POINTER_ATTRIBUTE_DEVICE_POINTER => write_output(data.cast::<u64>(), address),
             CU_POINTER_ATTRIBUTE_HOST_POINTER if on_device && !managed => Err(INVALID),
-            CU_POINTER_ATTRIBUTE_HOST_POINTER => give(data.cast::<u64>(), address),
-            CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => give(data.cast::<c_uint>(), 0),
-            CU_POINTER_ATTRIBUTE_BUFFER_ID => give(data.cast::<c_ulonglong>(), known.id),
-            CU_POINTER_ATTRIBUTE_IS_MANAGED => give(data.cast::<c_uint>(), managed.into()),
+            CU_POINTER_ATTRIBUTE_HOST_POINTER => write_output(data.cast::<u64>(), address),
+            CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => write_output(data.cast::<c_uint>(), 0),
+            CU_POINTER_ATTRIBUTE_BUFFER_ID => write_output(data.cast::<c_ulonglong>(), known.id),
+            CU_POINTER_ATTRIBUTE_IS_MANAGED => write_output(data.cast::<c_uint>(), managed.into()),
             CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {
-                give(data.cast::<c_int>(), known.device as c_int)
+                write_output(data.cast::<c_int>(), known.device as c_int)
             }
-            CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => give(
+            CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => write_output(
                 data.cast::<c_uint>(),
-                (known.make == Some(Some(Make::Device))).into(),
+                (known.make == Some(Some(AllocationKind::Device))).into(),
             ),
-            CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => give(data.cast::<u64>(), known.start),
-            CU_POINTER_ATTRIBUTE_RANGE_SIZE => give(data.cast::<usize>(), known.size as usize),
-            CU_POINTER_ATTRIBUTE_MAPPED => give(data.cast::<c_uint>(), 1),
+            CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => write_output(data.cast::<u64>(), known.start),
+            CU_POINTER_ATTRIBUTE_RANGE_SIZE => {
+                write_output(data.cast::<usize>(), known.size as usize)
+            }
+            CU_POINTER_ATTRIBUTE_MAPPED => write_output(data.cast::<c_uint>(), 1),
             CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => {
-                give(data.cast::<c_ulonglong>(), known.exportable.into())
+                write_output(data.cast::<c_ulonglong>(), known.exportable.into())
             }
             CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => {
-                give(data.cast::<c_uint>(), known.rdma.into())
+                write_output(data.cast::<c_uint>(), known.rdma.into())
             }
-            CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => give(data.cast::<c_uint>(), 3),
+            CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => write_output(data.cast::<c_uint>(), 3),
             CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => {
                 let pool = match known.make {
-                    Some(Some(Make::Pooled(pool))) => session.state.memory.pools().handle(pool),
+                    Some(Some(AllocationKind::Pooled(pool))) => {
+                        session.state.memory.pools().handle(pool)
+                    }
                     _ => 0,
                 };
-                give(data.cast::<u64>(), pool)
+                write_output(data.cast::<u64>(), pool)
             }
-            CU_POINTER_ATTRIBUTE_MAPPING_SIZE => give(data.cast::<usize>(), known.size as usize),
-            CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR => give(data.cast::<u64>(), known.start),
-            CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => give(data.cast::<c_ulonglong>(), known.id),
+            CU_POINTER_ATTRIBUTE_MAPPING_SIZE => {
+                write_output(data.cast::<usize>(), known.size as usize)
+            }
+            CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR => write_output(data.cast::<u64>(), known.start),
+            CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => {
+                write_output(data.cast::<c_ulonglong>(), known.id)
+            }
             _ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
         }
     }
@@ -196,10 +204,10 @@ pub unsafe extern "C" fn cuMemGetAddressRange_v2(
         // SAFETY: the module's contract: either may be null.
         unsafe {
             if !start.is_null() {
-                give(start, extent.start)?;
+                write_output(start, extent.start)?;
             }
             if !size.is_null() {
-                give(size, extent.size as usize)?;
+                write_output(size, extent.size as usize)?;
             }
         }
         Ok(())

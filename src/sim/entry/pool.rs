@@ -1,11 +1,11 @@
 //! Memory allocated and freed in the order of a stream, and the pools that it comes from.
 
 use super::device::device;
-use crate::call::{call, give, wanted};
+use crate::call::{call, check_output, write_output};
 use crate::failure::Function;
-use crate::memory::{Make, Pool};
+use crate::memory::{AllocationKind, Pool};
 use crate::run::Session;
-use crate::state::Answer;
+use crate::state::DriverResult;
 use crate::work::Work;
 use cudarc::driver::sys::{
     CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
@@ -17,7 +17,7 @@ use std::ffi::{c_int, c_ulonglong, c_void};
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 /// The pool that a handle means.
-fn pool(session: &Session<'_>, handle: CUmemoryPool) -> Answer<u32> {
+fn pool(session: &Session<'_>, handle: CUmemoryPool) -> DriverResult<u32> {
     let index = session.state.memory.pools().index(handle as u64);
     let open = |index: &u32| {
         let pool = session.state.memory.pools().get(*index);
@@ -44,11 +44,11 @@ unsafe fn allocate(
     (address, bytes): (*mut CUdeviceptr, usize),
     pool: Option<u32>,
     stream: CUstream,
-) -> Answer {
-    wanted(address)?;
+) -> DriverResult {
+    check_output(address)?;
     let slot = session.state.stream(function.name(), stream)?;
     let on = session.state.streams.get(slot).device;
-    session.state.healthy(on)?;
+    session.state.check_not_faulted(on)?;
     let pool = pool.unwrap_or_else(|| current(session, on));
     let home = session
         .state
@@ -57,7 +57,7 @@ unsafe fn allocate(
         .get(pool)
         .ok_or(INVALID)?
         .device;
-    let make = Make::Pooled(pool);
+    let make = AllocationKind::Pooled(pool);
     let bytes = bytes as u64;
     let mut found = session.state.memory.allocate(home, bytes, make);
     let captured = session.state.streams.get(slot).capture;
@@ -76,7 +76,7 @@ unsafe fn allocate(
     }
     session.enqueue(slot, Work::Mark, None);
     // SAFETY: the caller's promise.
-    unsafe { give(address, found) }
+    unsafe { write_output(address, found) }
 }
 
 /// Allocates from the current pool of the stream's device.
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn cuDeviceGetDefaultMemPool(to: *mut CUmemoryPool, of: CU
     call(Function::cuDeviceGetDefaultMemPool, |session| {
         let device = device(session, of)?;
         // SAFETY: the module's contract.
-        unsafe { give(to, handle(session, device as u32)) }
+        unsafe { write_output(to, handle(session, device as u32)) }
     })
 }
 
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn cuDeviceGetMemPool(to: *mut CUmemoryPool, of: CUdevice)
     call(Function::cuDeviceGetMemPool, |session| {
         let pool = current(session, device(session, of)?);
         // SAFETY: the module's contract.
-        unsafe { give(to, handle(session, pool)) }
+        unsafe { write_output(to, handle(session, pool)) }
     })
 }
 
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn cuMemPoolCreate(
     properties: *const CUmemPoolProps,
 ) -> u32 {
     call(Function::cuMemPoolCreate, |session| {
-        wanted(to)?;
+        check_output(to)?;
         // SAFETY: the module's contract.
         let properties = unsafe { properties.as_ref() }.ok_or(INVALID)?;
         if properties.handleTypes != CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE {
@@ -192,7 +192,7 @@ pub unsafe extern "C" fn cuMemPoolCreate(
         let pools = session.state.memory.pools_mut();
         let pool = pools.insert(Pool::new(device, true));
         // SAFETY: the module's contract.
-        unsafe { give(to, handle(session, pool)) }
+        unsafe { write_output(to, handle(session, pool)) }
     })
 }
 
@@ -243,11 +243,13 @@ pub unsafe extern "C" fn cuMemPoolGetAttribute(
             | CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC
             | CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES => {
                 // SAFETY: the module's contract.
-                return unsafe { give(value.cast::<c_int>(), pool.reuse[attribute as usize - 1]) };
+                return unsafe {
+                    write_output(value.cast::<c_int>(), pool.reuse[attribute as usize - 1])
+                };
             }
         };
         // SAFETY: the module's contract.
-        unsafe { give(value.cast::<c_ulonglong>(), number) }
+        unsafe { write_output(value.cast::<c_ulonglong>(), number) }
     })
 }
 
@@ -260,7 +262,7 @@ pub unsafe extern "C" fn cuMemPoolSetAttribute(
     use CUmemPool_attribute::*;
     call(Function::cuMemPoolSetAttribute, |session| {
         let index = pool(session, which)?;
-        wanted(value)?;
+        check_output(value)?;
         let pools = session.state.memory.pools_mut();
         let pool = pools.get_mut(index).ok_or(INVALID)?;
         // SAFETY: the module's contract: a number of the attribute's size.
@@ -298,7 +300,7 @@ pub unsafe extern "C" fn cuMemPoolGetAccess(
             false => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
         };
         // SAFETY: the module's contract.
-        unsafe { give(flags, answer) }
+        unsafe { write_output(flags, answer) }
     })
 }
 

@@ -1,12 +1,12 @@
 //! Memory and events shared with other processes of this user.
 
 use super::device::device;
-use crate::call::{call, give, wanted};
+use crate::call::{call, check_output, write_output};
 use crate::event::Event;
 use crate::failure::Function;
-use crate::memory::Make;
+use crate::memory::AllocationKind;
 use crate::page::File;
-use crate::state::Answer;
+use crate::state::DriverResult;
 use cudarc::driver::sys::{
     CUdeviceptr, CUevent, CUipcEventHandle, CUipcMemHandle, CUmemAllocationHandleType,
     CUmemAllocationProp, CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocation,
@@ -43,10 +43,10 @@ fn process() -> u32 {
 pub unsafe extern "C" fn cuIpcGetMemHandle(to: *mut CUipcMemHandle, address: CUdeviceptr) -> u32 {
     call(Function::cuIpcGetMemHandle, |session| {
         session.state.device()?;
-        wanted(to)?;
+        check_output(to)?;
         let memory = &mut session.state.memory;
         let extent = memory.extent(address).ok_or(INVALID)?;
-        if extent.make != Some(Make::Device) {
+        if extent.make != Some(AllocationKind::Device) {
             return Err(INVALID);
         }
         let chunk = memory.piece(address, 1).ok_or(INVALID)?.chunk;
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn cuIpcGetMemHandle(to: *mut CUipcMemHandle, address: CUd
             rest: [0; 3],
         };
         // SAFETY: the module's contract; both have 64 bytes.
-        unsafe { give(to.cast::<Handle>(), handle) }
+        unsafe { write_output(to.cast::<Handle>(), handle) }
     })
 }
 
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
 ) -> u32 {
     call(Function::cuIpcOpenMemHandle_v2, |session| {
         session.state.device()?;
-        wanted(to)?;
+        check_output(to)?;
         // SAFETY: 64 bytes, of which any make a handle of numbers.
         let handle = unsafe { std::mem::transmute::<CUipcMemHandle, Handle>(handle) };
         if handle.mark != MEMORY || flags != 1 {
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
         let what = (device, handle.size);
         let found = session.state.memory.open_foreign(origin, what, file)?;
         // SAFETY: the module's contract.
-        unsafe { give(to, found) }
+        unsafe { write_output(to, found) }
     })
 }
 
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn cuIpcCloseMemHandle(address: CUdeviceptr) -> u32 {
 pub unsafe extern "C" fn cuIpcGetEventHandle(to: *mut CUipcEventHandle, event: CUevent) -> u32 {
     call(Function::cuIpcGetEventHandle, |session| {
         session.state.device()?;
-        wanted(to)?;
+        check_output(to)?;
         let index = session.state.event("cuIpcGetEventHandle", event)?;
         let event = session.state.events.get(index).ok_or(INVALID)?;
         if !event.interprocess {
@@ -122,14 +122,14 @@ pub unsafe extern "C" fn cuIpcGetEventHandle(to: *mut CUipcEventHandle, event: C
             rest: [0; 3],
         };
         // SAFETY: the module's contract; both have 64 bytes.
-        unsafe { give(to.cast::<Handle>(), handle) }
+        unsafe { write_output(to.cast::<Handle>(), handle) }
     })
 }
 
 /// An event that stands for one of another process. A process cannot open its own, as on a GPU.
 pub unsafe extern "C" fn cuIpcOpenEventHandle(to: *mut CUevent, handle: CUipcEventHandle) -> u32 {
     call(Function::cuIpcOpenEventHandle, |session| {
-        wanted(to)?;
+        check_output(to)?;
         // SAFETY: 64 bytes, of which any make a handle of numbers.
         let handle = unsafe { std::mem::transmute::<CUipcEventHandle, Handle>(handle) };
         if handle.mark != EVENT {
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn cuIpcOpenEventHandle(to: *mut CUevent, handle: CUipcEve
             ..Event::default()
         });
         // SAFETY: the module's contract.
-        unsafe { give(to, session.state.events.handle(index) as CUevent) }
+        unsafe { write_output(to, session.state.events.handle(index) as CUevent) }
     })
 }
 
@@ -158,7 +158,7 @@ pub unsafe extern "C" fn cuMemExportToShareableHandle(
 ) -> u32 {
     call(Function::cuMemExportToShareableHandle, |session| {
         session.state.has_virtual_memory()?;
-        wanted(to)?;
+        check_output(to)?;
         let chunk = session
             .state
             .chunk("cuMemExportToShareableHandle", handle)?;
@@ -174,7 +174,7 @@ pub unsafe extern "C" fn cuMemExportToShareableHandle(
             return Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM);
         }
         // SAFETY: the module's contract: room for a descriptor.
-        unsafe { give(to.cast::<c_int>(), file) }
+        unsafe { write_output(to.cast::<c_int>(), file) }
     })
 }
 
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(
 ) -> u32 {
     call(Function::cuMemImportFromShareableHandle, |session| {
         session.state.has_virtual_memory()?;
-        wanted(handle)?;
+        check_output(handle)?;
         let device = session.state.device()?;
         if kind != FILE {
             return Err(INVALID);
@@ -197,7 +197,7 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(
         let file = File::of(process(), from as usize as c_int).ok_or(INVALID)?;
         let found = session.state.memory.import(device, file)?;
         // SAFETY: the module's contract.
-        unsafe { give(handle, found) }
+        unsafe { write_output(handle, found) }
     })
 }
 
@@ -208,7 +208,7 @@ pub unsafe extern "C" fn cuMemRetainAllocationHandle(
 ) -> u32 {
     call(Function::cuMemRetainAllocationHandle, |session| {
         session.state.has_virtual_memory()?;
-        wanted(handle)?;
+        check_output(handle)?;
         let memory = &mut session.state.memory;
         let extent = memory.extent(address as u64).ok_or(INVALID)?;
         if extent.make.is_some() {
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn cuMemRetainAllocationHandle(
         let chunk = memory.piece(address as u64, 1).ok_or(INVALID)?.chunk;
         let found = memory.retain(chunk)?;
         // SAFETY: the module's contract.
-        unsafe { give(handle, found) }
+        unsafe { write_output(handle, found) }
     })
 }
 
@@ -228,7 +228,7 @@ pub unsafe extern "C" fn cuMemGetAllocationPropertiesFromHandle(
 ) -> u32 {
     call(
         Function::cuMemGetAllocationPropertiesFromHandle,
-        |session| -> Answer {
+        |session| -> DriverResult {
             session.state.has_virtual_memory()?;
             let chunk = session
                 .state
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn cuMemGetAllocationPropertiesFromHandle(
                 found.requestedHandleTypes = FILE;
             }
             // SAFETY: the module's contract.
-            unsafe { give(to, found) }
+            unsafe { write_output(to, found) }
         },
     )
 }

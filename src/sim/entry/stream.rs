@@ -1,12 +1,12 @@
 //! Streams.
 
 use super::graph::capture_status;
-use crate::call::{call, give, wanted};
+use crate::call::{call, check_output, write_output};
 use crate::context;
 use crate::failure::Function;
 use crate::graph::{Capture, Place};
 use crate::run::Session;
-use crate::state::Answer;
+use crate::state::DriverResult;
 use crate::stream::{Kind, MOST_URGENT};
 use crate::work::Work;
 use cudarc::driver::sys::{
@@ -44,9 +44,9 @@ unsafe fn create(
     stream: *mut CUstream,
     flags: c_uint,
     priority: c_int,
-) -> Answer {
+) -> DriverResult {
     let device = session.state.device()?;
-    wanted(stream)?;
+    check_output(stream)?;
     let kind = match flags {
         0 => Kind::Blocking,
         1 => Kind::NonBlocking,
@@ -58,7 +58,7 @@ unsafe fn create(
     let made = state.streams.get_mut(slot);
     made.priority = priority.clamp(MOST_URGENT, 0);
     // SAFETY: the caller's promise.
-    unsafe { give(stream, made.handle as CUstream) }
+    unsafe { write_output(stream, made.handle as CUstream) }
 }
 
 /// A stream's priority.
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn cuStreamGetPriority(stream: CUstream, priority: *mut c_
     call(Function::cuStreamGetPriority, |session| {
         let slot = session.state.stream("cuStreamGetPriority", stream)?;
         // SAFETY: the module's contract.
-        unsafe { give(priority, session.state.streams.get(slot).priority) }
+        unsafe { write_output(priority, session.state.streams.get(slot).priority) }
     })
 }
 
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn cuStreamGetFlags(stream: CUstream, flags: *mut c_uint) 
         let slot = session.state.healthy_stream("cuStreamGetFlags", stream)?;
         let kind = session.state.streams.get(slot).kind;
         // SAFETY: the module's contract.
-        unsafe { give(flags, (kind == Kind::NonBlocking).into()) }
+        unsafe { write_output(flags, (kind == Kind::NonBlocking).into()) }
     })
 }
 
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn cuStreamGetDevice(stream: CUstream, to: *mut CUdevice) 
     call(Function::cuStreamGetDevice, |session| {
         let slot = session.state.stream("cuStreamGetDevice", stream)?;
         // SAFETY: the module's contract.
-        unsafe { give(to, session.state.streams.get(slot).device as CUdevice) }
+        unsafe { write_output(to, session.state.streams.get(slot).device as CUdevice) }
     })
 }
 
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn cuStreamGetId(stream: CUstream, id: *mut c_ulonglong) -
         let slot = session.state.healthy_stream("cuStreamGetId", stream)?;
         session.state.not_captured("cuStreamGetId", slot)?;
         // SAFETY: the module's contract.
-        unsafe { give(id, session.state.streams.get(slot).id) }
+        unsafe { write_output(id, session.state.streams.get(slot).id) }
     })
 }
 
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn cuStreamIsCapturing(stream: CUstream, status: *mut c_ui
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
         }
         // SAFETY: the module's contract.
-        unsafe { give(status, capture_status(session, slot) as c_uint) }
+        unsafe { write_output(status, capture_status(session, slot) as c_uint) }
     })
 }
 
@@ -137,14 +137,14 @@ pub unsafe extern "C" fn cuStreamGetCtx(stream: CUstream, to: *mut CUcontext) ->
         };
         let owner = owner.ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
         // SAFETY: the module's contract.
-        unsafe { give(to, super::context::handle(owner)) }
+        unsafe { write_output(to, super::context::handle(owner)) }
     })
 }
 
 /// Exchanges what the calling thread may call while a stream captures.
 pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) -> u32 {
     call(Function::cuThreadExchangeStreamCaptureMode, |_| {
-        wanted(mode)?;
+        check_output(mode)?;
         // SAFETY: the module's contract; the enum is a 32-bit number.
         unsafe {
             let number = mode.cast::<u32>();
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn cuStreamWaitEvent(stream: CUstream, event: CUevent, fla
         if state.record(slot, &Work::Mark) {
             return Ok(());
         }
-        state.healthy(state.streams.get(slot).device)?;
+        state.check_not_faulted(state.streams.get(slot).device)?;
         let Some(event) = state.events.get(index) else {
             return Ok(());
         };
@@ -221,7 +221,7 @@ pub unsafe extern "C" fn cuStreamWaitEvent(stream: CUstream, event: CUevent, fla
 }
 
 /// A wait for an event that was recorded within a capture: the stream takes part in it from then on.
-fn wait_in_capture(session: &mut Session<'_>, slot: u32, place: &Place) -> Answer {
+fn wait_in_capture(session: &mut Session<'_>, slot: u32, place: &Place) -> DriverResult {
     let (from, recorded) = (place.slot, place.recorded);
     let state = &mut *session.state;
     let of_place = |(_, capture): &(u32, &Capture)| capture.id == place.capture;
@@ -282,7 +282,7 @@ pub unsafe extern "C" fn cuStreamAddCallback(
         let slot = session.state.stream("cuStreamAddCallback", stream)?;
         session
             .state
-            .healthy(session.state.streams.get(slot).device)?;
+            .check_not_faulted(session.state.streams.get(slot).device)?;
         let call = Box::new(Call {
             function,
             stream,

@@ -1,10 +1,10 @@
-//! Host functions and kernels, and how work of any kind gets onto a stream.
+//! Host functions and kernels, and enqueueing work of any kind.
 
 use crate::call::call;
 use crate::failure::Function;
-use crate::memory::Make;
+use crate::memory::AllocationKind;
 use crate::run::Session;
-use crate::state::Answer;
+use crate::state::DriverResult;
 use crate::work::Work;
 use cudarc::driver::sys::{CUfunction, CUhostFn, CUlaunchConfig, CUresult, CUstream};
 use std::ffi::{c_uint, c_void};
@@ -17,11 +17,11 @@ pub(super) fn enqueue(
     name: &str,
     stream: CUstream,
     work: Work,
-) -> Answer {
+) -> DriverResult {
     let slot = session.state.stream(name, stream)?;
     session
         .state
-        .healthy(session.state.streams.get(slot).device)?;
+        .check_not_faulted(session.state.streams.get(slot).device)?;
     if let (None, None) | (Some((_, 1..)), _) | (_, Some((_, 1..))) = work.accesses() {
         session.enqueue(slot, work, None);
     }
@@ -46,14 +46,14 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
 }
 
 /// The current device has what kernels need, from the first one on.
-fn prepare(session: &mut Session<'_>, function: CUfunction) -> Answer {
+fn prepare(session: &mut Session<'_>, function: CUfunction) -> DriverResult {
     if function.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
     }
     let (device, bytes) = (session.state.device()?, session.state.config.kernels);
     if bytes > 0 && !session.state.devices[device].has_kernels {
         let memory = &mut session.state.memory;
-        memory.allocate(device, bytes, Make::Device)?;
+        memory.allocate(device, bytes, AllocationKind::Device)?;
         session.state.devices[device].has_kernels = true;
     }
     Ok(())

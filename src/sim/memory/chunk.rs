@@ -1,6 +1,6 @@
 //! Chunks: physical memory, held by a handle and by mappings.
 
-use super::{Answer, INVALID, Memory};
+use super::{DriverResult, INVALID, Memory};
 use crate::interval::Intervals;
 use crate::page::{self, PAGE};
 use crate::shadow::Shadow;
@@ -57,7 +57,7 @@ impl Chunk {
 
 impl Memory {
     /// Creates a chunk and answers with its handle.
-    pub fn create(&mut self, device: usize, size: u64) -> Answer<u64> {
+    pub fn create(&mut self, device: usize, size: u64) -> DriverResult<u64> {
         if size == 0 || !size.is_multiple_of(self.granularity) {
             return Err(INVALID);
         }
@@ -118,18 +118,18 @@ impl Memory {
                 bank.used -= chunk.size;
             }
             if let (Some(file), Some(offset)) = (&bank.file, chunk.stretch) {
-                file.punch(offset, chunk.size);
+                file.discard(offset, chunk.size);
             }
             if chunk.backing != 0 && !chunk.in_place {
                 // SAFETY: the chunk's own backing; nothing maps it and executing work never keeps
                 // its address.
-                unsafe { page::give_back(chunk.backing, chunk.size.next_multiple_of(PAGE)) };
+                unsafe { page::unmap(chunk.backing, chunk.size.next_multiple_of(PAGE)) };
             }
         }
     }
 
     /// One mapping less of a chunk.
-    pub(super) fn unhold(&mut self, chunk: u32) {
+    pub(super) fn drop_mapping(&mut self, chunk: u32) {
         if let Some(held) = self.chunks.get_mut(chunk) {
             held.mappings -= 1;
             self.drop_chunk_if_unused(chunk);

@@ -1,6 +1,6 @@
-//! Host memory that the driver knows: its own page-locked memory, and what programs registered.
+//! Page-locked host memory: allocated by the driver, or registered by programs.
 
-use super::{Answer, INVALID, Memory};
+use super::{DriverResult, INVALID, Memory};
 use crate::page::{self, PAGE};
 use cudarc::driver::sys::CUresult;
 
@@ -18,7 +18,7 @@ pub(crate) struct Locked {
 
 impl Memory {
     /// Page-locked host memory, zeroed.
-    pub fn lock_new(&mut self, bytes: u64, device: usize, flags: u32) -> Answer<u64> {
+    pub fn allocate_locked(&mut self, bytes: u64, device: usize, flags: u32) -> DriverResult<u64> {
         if bytes == 0 {
             return Err(INVALID);
         }
@@ -37,7 +37,13 @@ impl Memory {
     }
 
     /// Registers memory of the program's own.
-    pub fn lock(&mut self, address: u64, bytes: u64, device: usize, flags: u32) -> Answer<()> {
+    pub fn lock(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        device: usize,
+        flags: u32,
+    ) -> DriverResult<()> {
         let end = address.checked_add(bytes).ok_or(INVALID)?;
         if address == 0 || bytes == 0 || self.is_device(address) {
             return Err(INVALID);
@@ -57,7 +63,7 @@ impl Memory {
     }
 
     /// Ends page-locked memory (`registered` false) or a registration, by its first address.
-    pub fn unlock(&mut self, address: u64, registered: bool) -> Answer<()> {
+    pub fn unlock(&mut self, address: u64, registered: bool) -> DriverResult<()> {
         match self.locked.get(&address) {
             Some(locked) if locked.registered == registered => {}
             _ if registered => return Err(CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED),
@@ -66,14 +72,14 @@ impl Memory {
         if let Some(locked) = self.locked.remove(&address)
             && !locked.registered
         {
-            // SAFETY: the range came from `lock_new`; the program gave it up.
-            unsafe { page::give_back(address, locked.size.next_multiple_of(PAGE)) };
+            // SAFETY: the range came from `allocate_locked`; the program gave it up.
+            unsafe { page::unmap(address, locked.size.next_multiple_of(PAGE)) };
         }
         Ok(())
     }
 
     /// The driver's own page-locked memory that was made on a device; for the end of a context.
-    pub fn locked_new(&self, device: usize) -> Vec<u64> {
+    pub fn locked_allocations(&self, device: usize) -> Vec<u64> {
         let mine = |locked: &Locked| locked.device == device && !locked.registered;
         let all = self.locked.iter();
         all.filter_map(|(address, locked)| mine(locked).then_some(*address))

@@ -1,6 +1,6 @@
 //! Address space: reservations, and chunks mapped into them.
 
-use super::{Answer, INVALID, Kind, Memory, Region};
+use super::{DriverResult, INVALID, Kind, Memory, Region};
 use crate::page::{self, PAGE};
 use crate::shadow::Touch;
 use cudarc::driver::sys::CUresult;
@@ -45,7 +45,7 @@ impl Mapping {
 
 impl Memory {
     /// Reserves addresses; `alignment` 0 means the granularity.
-    pub fn reserve(&mut self, size: u64, alignment: u64, wanted: u64) -> Answer<u64> {
+    pub fn reserve(&mut self, size: u64, alignment: u64, wanted: u64) -> DriverResult<u64> {
         let alignment = alignment.max(self.granularity).max(PAGE);
         if size == 0 || !size.is_multiple_of(self.granularity) || !alignment.is_power_of_two() {
             return Err(INVALID);
@@ -72,7 +72,7 @@ impl Memory {
     }
 
     /// Ends a whole reservation that has nothing mapped.
-    pub fn unreserve(&mut self, address: u64, size: u64) -> Answer<()> {
+    pub fn unreserve(&mut self, address: u64, size: u64) -> DriverResult<()> {
         match self.regions.get(&address) {
             Some(Region {
                 size: whole,
@@ -83,12 +83,12 @@ impl Memory {
         self.regions.remove(&address);
         self.reserved -= size;
         // SAFETY: the range came from `reserve` and nothing is mapped in it.
-        unsafe { page::give_back(address, size) };
+        unsafe { page::unmap(address, size) };
         Ok(())
     }
 
     /// Maps a whole chunk at a free place within one reservation.
-    pub fn map(&mut self, address: u64, size: u64, offset: u64, chunk: u32) -> Answer<()> {
+    pub fn map(&mut self, address: u64, size: u64, offset: u64, chunk: u32) -> DriverResult<()> {
         let granularity = self.granularity;
         let mapped = self.chunks.get_mut(chunk).ok_or(INVALID)?;
         if offset != 0 || size != mapped.size || !address.is_multiple_of(granularity) {
@@ -117,7 +117,7 @@ impl Memory {
         if let Some(offset) = mapped.stretch {
             let shown = self.banks[mapped.device].file.as_ref().is_some_and(|file| {
                 // SAFETY: the range lies in our reservation, which has nothing there.
-                unsafe { file.show(address, size, offset) }
+                unsafe { file.map_at(address, size, offset) }
             });
             if !shown {
                 return Err(CUresult::CUDA_ERROR_MAP_FAILED);
@@ -132,7 +132,7 @@ impl Memory {
     }
 
     /// The mappings that make up exactly this range of one reservation.
-    pub fn whole_mappings(&self, address: u64, size: u64) -> Answer<Vec<u32>> {
+    pub fn whole_mappings(&self, address: u64, size: u64) -> DriverResult<Vec<u32>> {
         let (base, region) = self.regions.range(..=address).next_back().ok_or(INVALID)?;
         let Kind::Reserved { granules, .. } = &region.kind else {
             return Err(INVALID);
@@ -161,7 +161,13 @@ impl Memory {
     }
 
     /// Opens or closes mappings to a device.
-    pub fn open(&mut self, mappings: &[u32], device: usize, read: bool, write: bool) -> Answer<()> {
+    pub fn open(
+        &mut self,
+        mappings: &[u32],
+        device: usize,
+        read: bool,
+        write: bool,
+    ) -> DriverResult<()> {
         let bit = 1 << device;
         for &index in mappings {
             let Some(mapping) = self.mappings.get(index) else {
@@ -217,8 +223,8 @@ impl Memory {
         }
         if self.host_pointers {
             // SAFETY: the mapping lay in our reservation; the program gave it up.
-            unsafe { page::hide(mapping.address, mapping.size) };
+            unsafe { page::clear(mapping.address, mapping.size) };
         }
-        self.unhold(mapping.chunk);
+        self.drop_mapping(mapping.chunk);
     }
 }

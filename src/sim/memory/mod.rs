@@ -1,8 +1,8 @@
 //! Physical and virtual memory: chunks, reservations, mappings, and the driver's own allocations.
 //!
-//! Nothing here knows streams or order; the answers are the driver's. Creating, mapping and opening
-//! a chunk cost constant time and no system call (with host pointers off), however much is mapped:
-//! a reservation keeps a dense table of its granules.
+//! Nothing here depends on streams or order; statuses are those of the driver. Creating, mapping and opening
+//! a chunk take constant time and no system call (with host pointers off), however much is mapped: a
+//! reservation has a dense table of its granules.
 
 mod chunk;
 mod host;
@@ -41,7 +41,7 @@ enum Kind {
     /// rest.
     Plain {
         mapping: u32,
-        make: Make,
+        make: AllocationKind,
         /// Freed in the order of a stream that has not got there yet.
         freeing: bool,
     },
@@ -49,7 +49,7 @@ enum Kind {
 
 /// What kind of allocation the driver made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Make {
+pub(crate) enum AllocationKind {
     /// Of `cuMemAlloc_v2`.
     Device,
     /// Of `cuMemAllocManaged`: host code reaches it too.
@@ -62,7 +62,7 @@ pub(crate) enum Make {
 
 /// The physical memory of one device.
 #[derive(Debug)]
-struct Bank {
+struct DeviceMemory {
     used: u64,
     /// The most that ever was in use.
     most: u64,
@@ -79,7 +79,7 @@ pub(crate) struct Memory {
     host_pointers: bool,
     /// A device gets access to mapped memory of another.
     peers: bool,
-    banks: Vec<Bank>,
+    banks: Vec<DeviceMemory>,
     regions: BTreeMap<u64, Region>,
     chunks: Slab<Chunk>,
     mappings: Slab<Mapping>,
@@ -92,7 +92,7 @@ pub(crate) struct Memory {
     opened: BTreeMap<Origin, Opened>,
 }
 
-type Answer<T> = Result<T, CUresult>;
+type DriverResult<T> = Result<T, CUresult>;
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 impl Memory {
@@ -104,7 +104,7 @@ impl Memory {
             host_pointers: config.host_pointers,
             peers: config.peers && !config.peers_refuse,
             banks: (0..config.devices)
-                .map(|_| Bank {
+                .map(|_| DeviceMemory {
                     used: 0,
                     most: 0,
                     file: None,
@@ -170,7 +170,7 @@ fn default_pools(devices: usize) -> Slab<Pool> {
     pools
 }
 
-impl Bank {
+impl DeviceMemory {
     /// Counts memory that is taken.
     fn take(&mut self, bytes: u64) {
         self.used += bytes;
@@ -183,19 +183,19 @@ impl Drop for Memory {
     fn drop(&mut self) {
         for (&address, region) in &self.regions {
             // SAFETY: our own ranges, and with the machine gone nothing can translate into them.
-            unsafe { page::give_back(address, region.size) };
+            unsafe { page::unmap(address, region.size) };
         }
         for (&address, locked) in &self.locked {
             if !locked.registered {
                 // SAFETY: as above.
-                unsafe { page::give_back(address, locked.size.next_multiple_of(PAGE)) };
+                unsafe { page::unmap(address, locked.size.next_multiple_of(PAGE)) };
             }
         }
         if !self.host_pointers {
             for (_, chunk) in self.chunks.iter() {
                 if chunk.backing != 0 && !chunk.in_place {
                     // SAFETY: as above.
-                    unsafe { page::give_back(chunk.backing, chunk.size.next_multiple_of(PAGE)) };
+                    unsafe { page::unmap(chunk.backing, chunk.size.next_multiple_of(PAGE)) };
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use super::chunk::Chunk;
 use super::mapping::Mapping;
-use super::{Answer, INVALID, Kind, Make, Memory, Pool, Region};
+use super::{AllocationKind, DriverResult, INVALID, Kind, Memory, Pool, Region};
 use crate::page::{self, PAGE};
 use crate::shadow::GRANULE;
 use crate::slab::Slab;
@@ -11,7 +11,12 @@ use cudarc::driver::sys::CUresult;
 impl Memory {
     /// Allocates as `cuMemAlloc_v2` does: memory of a device, open to it, at a 512-byte aligned
     /// address.
-    pub fn allocate(&mut self, device: usize, bytes: u64, make: Make) -> Answer<u64> {
+    pub fn allocate(
+        &mut self,
+        device: usize,
+        bytes: u64,
+        make: AllocationKind,
+    ) -> DriverResult<u64> {
         let size = bytes
             .checked_next_multiple_of(GRANULE)
             .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -26,7 +31,7 @@ impl Memory {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
         let pages = size.next_multiple_of(PAGE);
-        let in_place = self.host_pointers || make == Make::Managed;
+        let in_place = self.host_pointers || make == AllocationKind::Managed;
         let address = if in_place {
             page::memory(pages)
         } else {
@@ -34,7 +39,7 @@ impl Memory {
         };
         let address = address.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         bank.take(size);
-        if let Make::Pooled(pool) = make
+        if let AllocationKind::Pooled(pool) = make
             && let Some(pool) = self.pools.get_mut(pool)
         {
             pool.take(size);
@@ -77,12 +82,12 @@ impl Memory {
 
     /// Says that an allocation of a pool, which starts here, will be freed: it is not in use any more,
     /// and can't be freed again. Answers with its size.
-    pub fn begin_free(&mut self, address: u64) -> Answer<u64> {
+    pub fn begin_free(&mut self, address: u64) -> DriverResult<u64> {
         let region = self.regions.get_mut(&address).ok_or(INVALID)?;
         match &mut region.kind {
             Kind::Plain {
                 mapping,
-                make: Make::Pooled(pool),
+                make: AllocationKind::Pooled(pool),
                 freeing,
             } if !*freeing => {
                 *freeing = true;
@@ -97,7 +102,7 @@ impl Memory {
     }
 
     /// Frees an allocation that starts here.
-    pub fn free(&mut self, address: u64) -> Answer<()> {
+    pub fn free(&mut self, address: u64) -> DriverResult<()> {
         let region = self.regions.get(&address).ok_or(INVALID)?;
         let Kind::Plain {
             mapping,
@@ -109,8 +114,8 @@ impl Memory {
         };
         let region = self.regions.remove(&address).ok_or(INVALID)?;
         if let Some(mapping) = self.mappings.remove(mapping) {
-            self.unhold(mapping.chunk);
-            if let Make::Pooled(index) = make
+            self.drop_mapping(mapping.chunk);
+            if let AllocationKind::Pooled(index) = make
                 && let Some(pool) = self.pools.get_mut(index)
             {
                 if !freeing {
@@ -122,7 +127,7 @@ impl Memory {
             }
         }
         // SAFETY: the range came from `allocate`; the program gave it up.
-        unsafe { page::give_back(address, region.size) };
+        unsafe { page::unmap(address, region.size) };
         Ok(())
     }
 

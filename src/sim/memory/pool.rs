@@ -1,7 +1,7 @@
-//! Memory pools of the driver: what is allocated and freed in stream order.
+//! The driver's memory pools, for stream-ordered allocation.
 
-/// One pool. The simulated GPU gives freed memory back at once, so a pool holds what is in use and
-/// no more; what programs set is kept to be read again.
+/// One pool. The simulated GPU releases freed memory at once, so a pool holds only what is in use; attributes
+/// that programs set are kept to be read again.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     pub device: usize,

@@ -1,6 +1,6 @@
-//! From addresses to chunks, and to the bytes that back them.
+//! Address translation: from device addresses to chunks, and to the host bytes that back them.
 
-use super::{Kind, Make, Memory};
+use super::{AllocationKind, Kind, Memory};
 use crate::page::{self, PAGE};
 
 /// A stretch of an access that lies within one mapping.
@@ -21,7 +21,7 @@ pub(crate) struct Extent {
     pub size: u64,
     pub device: usize,
     /// `None` for chunks mapped with `cuMemMap`.
-    pub make: Option<Make>,
+    pub make: Option<AllocationKind>,
     /// A chunk that was created to have a file descriptor.
     pub exportable: bool,
     /// Network cards reach it.

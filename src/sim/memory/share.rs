@@ -1,9 +1,9 @@
-//! Memory that other processes see: a chunk's bytes move into a file of their own, which another
-//! process opens and maps.
+//! Memory shared with other processes: a chunk's bytes move into a file of their own, which the other process
+//! opens and maps.
 
 use super::chunk::Chunk;
 use super::mapping::Mapping;
-use super::{Answer, INVALID, Kind, Make, Memory, Region};
+use super::{AllocationKind, DriverResult, INVALID, Kind, Memory, Region};
 use crate::page::{self, PAGE};
 use cudarc::driver::sys::CUresult;
 use std::os::fd::RawFd;
@@ -21,7 +21,7 @@ pub(crate) struct Opened {
 
 impl Memory {
     /// The file that holds a chunk's bytes, from now on if they were elsewhere.
-    pub fn share(&mut self, index: u32) -> Answer<RawFd> {
+    pub fn share(&mut self, index: u32) -> DriverResult<RawFd> {
         if self.host_pointers {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
@@ -40,7 +40,7 @@ impl Memory {
             unsafe {
                 let (from, to) = (chunk.backing as *const u8, backing as *mut u8);
                 std::ptr::copy_nonoverlapping(from, to, pages as usize);
-                page::give_back(chunk.backing, pages);
+                page::unmap(chunk.backing, pages);
             }
         }
         chunk.backing = backing;
@@ -50,7 +50,7 @@ impl Memory {
     }
 
     /// A chunk made of another process's bytes; that process's memory counts them.
-    fn foreign(&mut self, device: usize, file: page::File) -> Answer<Chunk> {
+    fn foreign(&mut self, device: usize, file: page::File) -> DriverResult<Chunk> {
         let size = file.size();
         let backing = file.memory(size);
         let mut chunk = Chunk::new(device, size, None);
@@ -60,7 +60,7 @@ impl Memory {
     }
 
     /// Takes in a chunk of another process; answers with its handle here.
-    pub fn import(&mut self, device: usize, file: page::File) -> Answer<u64> {
+    pub fn import(&mut self, device: usize, file: page::File) -> DriverResult<u64> {
         let chunk = self.foreign(device, file)?;
         if !chunk.size.is_multiple_of(self.granularity) {
             return Err(INVALID);
@@ -76,7 +76,7 @@ impl Memory {
         origin: Origin,
         (device, size): (usize, u64),
         file: impl FnOnce() -> Option<page::File>,
-    ) -> Answer<u64> {
+    ) -> DriverResult<u64> {
         if let Some(opened) = self.opened.get_mut(&origin) {
             opened.count += 1;
             return Ok(opened.address);
@@ -93,7 +93,7 @@ impl Memory {
         (mapping.readable, mapping.writable) = (u64::MAX, u64::MAX);
         let kind = Kind::Plain {
             mapping: self.mappings.insert(mapping),
-            make: Make::Opened,
+            make: AllocationKind::Opened,
             freeing: false,
         };
         self.regions.insert(address, Region { size: pages, kind });
@@ -102,7 +102,7 @@ impl Memory {
     }
 
     /// Closes an allocation of another process, by its address here.
-    pub fn close_foreign(&mut self, address: u64) -> Answer<()> {
+    pub fn close_foreign(&mut self, address: u64) -> DriverResult<()> {
         let found = self.opened.iter_mut().find(|(_, it)| it.address == address);
         let (&origin, opened) = found.ok_or(INVALID)?;
         opened.count -= 1;
@@ -114,7 +114,7 @@ impl Memory {
     }
 
     /// Another hold on a chunk: its handle has to be released once more.
-    pub fn retain(&mut self, index: u32) -> Answer<u64> {
+    pub fn retain(&mut self, index: u32) -> DriverResult<u64> {
         let chunk = self.chunks.get_mut(index).ok_or(INVALID)?;
         if std::mem::take(&mut chunk.released) {
             self.handles += 1;

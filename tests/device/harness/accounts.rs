@@ -26,12 +26,12 @@ struct Class {
     blocks: Sum,
     bytes: Sum,
     requested: Sum,
-    /// Blocks that were freed while other streams were recorded on them, their bytes and what was
-    /// asked for.
+    /// Blocks that were freed while other streams were recorded on them: their number, bytes and requested
+    /// bytes.
     shared: (u64, u64, u64),
 }
 
-/// An account of what a program allocated and freed, kept without a look at the pool, for each origin.
+/// What a program allocated and freed, for each origin, counted without the pool.
 #[derive(Clone, Debug, Default)]
 pub struct Accounts {
     of_allocator: Account,
@@ -51,10 +51,10 @@ impl Accounts {
         self.of_cuda.agrees_with(&figures.of_cuda);
     }
 
-    /// The same where nothing that was freed is in use any more.
-    pub fn agree_at_rest(&self, figures: &Figures) {
-        self.of_allocator.agrees_at_rest(&figures.counters);
-        self.of_cuda.agrees_at_rest(&figures.of_cuda);
+    /// Like `agree_with`, where no freed block is in use any more.
+    pub fn agree_when_idle(&self, figures: &Figures) {
+        self.of_allocator.agrees_when_idle(&figures.counters);
+        self.of_cuda.agrees_when_idle(&figures.of_cuda);
     }
 }
 
@@ -149,7 +149,7 @@ impl Account {
         }
     }
 
-    fn agrees_at_rest(&self, counters: &PoolStats) {
+    fn agrees_when_idle(&self, counters: &PoolStats) {
         self.agrees_with(counters);
         assert_eq!(counters.pending_bytes, 0);
         for usage in [&counters.all, &counters.small, &counters.large] {
@@ -181,7 +181,7 @@ pub fn flows(usage: &Usage) -> [(&'static str, Stat); 9] {
     ]
 }
 
-/// What always holds, as long as the sums are not reset.
+/// Asserts what always holds between counters, as long as they are not reset.
 pub fn identities(figures: &Figures) {
     let (own, others) = (&figures.counters, &figures.of_cuda);
     of_one_origin(own);

@@ -20,7 +20,7 @@ pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
 
-/// What a test may take of a card that others may use as well.
+/// The most that a test allocates on a card, which others may use as well.
 const SHARE_OF_A_CARD: usize = 6 << 30;
 
 /// A simulated GPU with this many bytes of memory.
@@ -57,7 +57,7 @@ pub struct Here {
 pub struct Bench {
     pub gpu: Gpu,
     pub allocator: Arc<Allocator>,
-    /// What [`Bench::allocate`] handed out: size and stream.
+    /// The blocks of [`Bench::allocate`]: size and stream.
     blocks: RefCell<HashMap<u64, (u64, u64)>>,
     _here: Here,
 }
@@ -71,7 +71,7 @@ pub struct Held {
 
 /// What can be made to fail or measured only in the simulation.
 impl Bench {
-    /// The simulated GPU, for a test that needs what a card cannot do. On a card says so.
+    /// The simulated GPU, for a test that needs what no card can do; prints SKIP on a card.
     pub fn simulated(name: &str, config: Config, settings: Settings) -> Option<Bench> {
         if on_card() {
             println!("SKIP {name}: it needs the simulated GPU");
@@ -112,7 +112,7 @@ impl Bench {
         Bench::over(driver::cuda().expect("a CUDA driver"), None, settings)
     }
 
-    /// So many devices. On a machine with fewer cards says so.
+    /// A GPU machine with `devices` devices; prints SKIP on a machine with fewer cards.
     pub fn with_devices(name: &str, devices: usize, settings: Settings) -> Option<Bench> {
         if !on_card() {
             let config = Config {
@@ -173,7 +173,7 @@ impl Bench {
         self.allocator.device(0).expect("device 0")
     }
 
-    /// Hands out memory that must be there, and claims it.
+    /// Allocates, panics if that fails, and claims the memory.
     pub fn allocate(&self, bytes: u64, stream: u64) -> u64 {
         let address = match self.device().allocate(bytes as usize, stream) {
             Ok(address) => address,
@@ -182,7 +182,7 @@ impl Bench {
         self.adopt(address, bytes, stream)
     }
 
-    /// Claims what the pool handed out.
+    /// Claims a block that the pool allocated.
     pub fn adopt(&self, address: u64, bytes: u64, stream: u64) -> u64 {
         assert_eq!(address % 512, 0, "{address:#x} is not aligned");
         self.gpu.claim(address, rounded(bytes), address);
@@ -192,7 +192,7 @@ impl Bench {
         address
     }
 
-    /// What [`Bench::allocate`] handed out goes back another way. Returns its stream.
+    /// Drops a block of [`Bench::allocate`], which the test frees by another function. Returns its stream.
     pub fn forget(&self, address: u64) -> u64 {
         let block = self.blocks.borrow_mut().remove(&address);
         let (size, stream) = block.expect("a live block");
@@ -200,14 +200,14 @@ impl Bench {
         stream
     }
 
-    /// Takes back what [`Bench::allocate`] handed out.
+    /// Frees a block of [`Bench::allocate`].
     pub fn free(&self, address: u64) {
         let stream = self.forget(address);
         assert_eq!(self.device().free(address, stream), Ok(()));
     }
 
-    /// Takes all that is free.
-    pub fn fill_holes(&self, stream: u64) -> Vec<u64> {
+    /// Allocates all free blocks.
+    pub fn fill_free_blocks(&self, stream: u64) -> Vec<u64> {
         let mut blocks = Vec::new();
         loop {
             match self.device().figures().largest_free {
@@ -217,7 +217,7 @@ impl Bench {
         }
     }
 
-    /// Bytes held from the driver.
+    /// Reserved bytes.
     pub fn reserved(&self) -> u64 {
         self.device().figures().reserved_bytes()
     }
@@ -243,7 +243,7 @@ impl Bench {
             .sum()
     }
 
-    /// The end of a test that has freed everything: nothing is broken, and all memory goes back.
+    /// Ends a test that has freed everything: checks invariants, and that all memory returns to the driver.
     pub fn finish(&self) {
         self.gpu.settle();
         for device in self.allocator.devices_in_use() {
@@ -276,7 +276,7 @@ impl Bench {
 }
 
 impl Bench {
-    /// The end of the allocator as well: nothing of it is left, addresses included.
+    /// Ends a test and the allocator: checks that it leaves nothing, addresses included.
     pub fn end(self) {
         self.finish();
         let Bench {
@@ -375,8 +375,8 @@ impl Gpu {
         ok(unsafe { (self.functions.cuStreamDestroy_v2)(stream as CUstream) });
     }
 
-    /// Has later work of one stream wait for all that another has so far. False where the driver
-    /// (made to fail) refused.
+    /// Orders one stream's work from now on after all work of another so far. False if the driver, made to
+    /// fail, refused.
     pub fn order(&self, earlier: u64, later: u64) -> bool {
         let f = &self.functions;
         let mut event: CUevent = null_mut();
@@ -423,7 +423,7 @@ impl Gpu {
         }
     }
 
-    /// Work enqueued from now on is late, as far as that can be had.
+    /// Work enqueued from now on runs late, where the GPU can be told so.
     pub fn late(&self) {
         if let Some(machine) = &self.machine {
             machine.set_pace(Pace::Held);

@@ -1,6 +1,6 @@
-//! The operation runner: random allocations, frees, work and all else that a program may do, on one
-//! device, by one thread. It keeps its own account of what is live and where, and checks what it
-//! gets: alignment, overlap, contents, and (in the simulation) the order of all work.
+//! Random programs: allocations, frees, work and all else that a program may do, on one device, by one
+//! thread. The runner has its own account of what is live and where, and checks what it gets: alignment,
+//! overlap, contents, and (in the simulation) the order of all work.
 
 use crate::harness::accounts::Accounts;
 use crate::harness::gpu::{Gpu, KIB, MIB, rounded};
@@ -22,28 +22,27 @@ pub struct Plan {
     pub live: u64,
     /// Uses by other streams than the block's own.
     pub share: bool,
-    /// Blocks that CUDA's functions are asked for, now and then, in the order of a stream or of none.
+    /// Some blocks come from CUDA's functions, in the order of a stream or of none.
     pub cuda: bool,
-    /// Streams end, and others take up their handles.
+    /// Streams are destroyed, and others get their handles.
     pub destroy: bool,
-    /// Of some streams nobody tells the pool that they exist.
+    /// The pool is not told of some streams.
     pub unknown: bool,
     /// The default streams are among them.
     pub defaults: bool,
-    /// Streams of another device, which there is, use blocks too.
+    /// Streams of a second device use blocks too.
     pub foreign: bool,
-    /// Blocks of CUDA's functions are given back in the order of other streams than their own, or late.
-    pub elsewhere: bool,
+    /// Blocks of CUDA's functions are freed in the order of other streams than their own, or in no order.
+    pub other_streams_free: bool,
     /// `empty_cache` now and then.
     pub empty: bool,
-    /// Idle memory is looked after now and then.
-    pub tend: bool,
+    /// Idle memory is purged now and then.
+    pub purge: bool,
     /// Private pools begin, end and are released.
     pub pools: bool,
     /// Limits from here to there are set now and then.
     pub limits: Option<(u64, u64)>,
-    /// Walk the invariants after every operation. That takes what was freed last off the pool's
-    /// quick ways, so most runs do without.
+    /// Check the invariants after every operation. That empties the pool's caches, so most runs do without.
     pub check: bool,
 }
 
@@ -59,10 +58,10 @@ impl Default for Plan {
             unknown: false,
             defaults: false,
             foreign: false,
-            elsewhere: false,
+            other_streams_free: false,
             pools: false,
             empty: true,
-            tend: false,
+            purge: false,
             limits: None,
             check: false,
         }
@@ -86,7 +85,7 @@ pub struct Block {
     recorded: bool,
     /// A stream used it without being recorded; its home must come after it before it is freed.
     unrecorded: bool,
-    /// No stream orders it: any may use it, and it is given back once all work is done.
+    /// No stream orders it: any may use it, and it is freed once all work is done.
     unordered: bool,
     origin: Origin,
 }
@@ -169,7 +168,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Does so many operations.
+    /// Does a number of operations.
     pub fn run(&mut self, operations: u64) {
         for _ in 0..operations {
             self.operation();
@@ -186,11 +185,11 @@ impl<'a> Runner<'a> {
             0..42 if !full => self.allocate(),
             0..72 => self.free_one(),
             72..82 => self.work_on_one(),
-            82..90 if self.plan.share => self.use_elsewhere(),
+            82..90 if self.plan.share => self.use_on_another_stream(),
             90..93 => self.verify_one(),
             93 if self.plan.empty && self.random.once_in(3) => self.device.empty_cache(),
             93 if self.plan.empty && self.random.once_in(2) => self.device.release_idle(),
-            93 if self.plan.tend => self.purge_idle(),
+            93 if self.plan.purge => self.purge_idle(),
             94 => self.set_limit(),
             95 if self.plan.destroy => self.replace_stream(),
             96 | 97 if self.plan.pools => self.use_pools(),
@@ -322,7 +321,7 @@ impl<'a> Runner<'a> {
     }
 
     /// Work on another stream, which the pool is told of, or else the block's own stream.
-    fn use_elsewhere(&mut self) {
+    fn use_on_another_stream(&mut self) {
         let (Some(at), mut other) = (self.any_block(), self.stream()) else {
             return;
         };
@@ -332,7 +331,7 @@ impl<'a> Runner<'a> {
         if other == self.blocks[at].home || !self.reach(at, other) {
             return;
         }
-        // What no stream orders is waited for before it is given back.
+        // A block that no stream orders is freed after all work on it.
         let ordered = !self.blocks[at].unordered;
         if ordered && (self.blocks[at].home == ENDED || self.random.once_in(2)) {
             assert_eq!(
@@ -381,7 +380,7 @@ impl<'a> Runner<'a> {
         self.free(at);
     }
 
-    /// Gives a block back, with its work still under way.
+    /// Frees a block while its work may still run.
     fn free(&mut self, at: usize) {
         let block = &self.blocks[at];
         if block.unordered {
@@ -395,13 +394,13 @@ impl<'a> Runner<'a> {
         }
         let block = self.blocks.swap_remove(at);
         self.forget(&block);
-        if self.plan.elsewhere
+        if self.plan.other_streams_free
             && !block.unordered
             && block.origin == Origin::Cuda
             && !self.foreign.contains(&block.last)
             && self.random.once_in(2)
         {
-            self.free_elsewhere(&block);
+            self.free_on_another_stream(&block);
             return;
         }
         let account = self.accounts.of(block.origin);
@@ -416,7 +415,7 @@ impl<'a> Runner<'a> {
             assert_eq!(self.device.free_on_stream(block.address, key), Ok(()));
             return;
         }
-        // Whoever frees may know the stream, or not.
+        // The caller may name the stream, or another.
         let home = if self.random.once_in(8) {
             self.stream()
         } else {
@@ -425,8 +424,8 @@ impl<'a> Runner<'a> {
         assert_eq!(self.device.free(block.address, home), Ok(()));
     }
 
-    /// Gives a block back in the order of its latest work, or while any may be under way.
-    fn free_elsewhere(&mut self, block: &Block) {
+    /// Frees a block in the order of its latest work, or in no order.
+    fn free_on_another_stream(&mut self, block: &Block) {
         let late = self.random.once_in(2);
         let shared = block.recorded || late || block.last != block.home;
         self.accounts
@@ -446,7 +445,7 @@ impl<'a> Runner<'a> {
         self.by_address.remove(&block.address);
     }
 
-    /// Parts with a block, for another runner.
+    /// Gives a block to another runner.
     pub fn hand_over(&mut self) -> Option<Block> {
         let at = self.any_block()?;
         let block = self.blocks.swap_remove(at);
@@ -528,11 +527,11 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Some time has passed, for some of which memory may lie idle.
+    /// Some time passes, and memory that was idle for longer than a random timeout is purged.
     fn purge_idle(&mut self) {
         self.now += Duration::from_millis(self.random.below(10));
-        let patience = Duration::from_millis(self.random.between(1, 10));
-        while self.device.purge_idle(self.now, patience) {}
+        let timeout = Duration::from_millis(self.random.between(1, 10));
+        while self.device.purge_idle(self.now, timeout) {}
     }
 
     fn let_time_pass(&mut self) {
@@ -561,7 +560,7 @@ impl<'a> Runner<'a> {
             let count = self.blocks.len();
             self.free(count - 1);
             if self.blocks.len() == count {
-                // The driver, made to fail, refused; later it will not.
+                // The driver, made to fail, refused; the next call will succeed.
                 self.blocks.rotate_right(1);
             }
         }

@@ -1,4 +1,4 @@
-//! Captures that programs make, and the graphs that come of them.
+//! Graphs: what a capture records, and what its launches run.
 
 use super::*;
 use cudarc::driver::sys::{
@@ -61,7 +61,7 @@ fn info(stream: CUstream) -> (CUstreamCaptureStatus, u64) {
 }
 
 #[test]
-fn what_is_captured_runs_at_each_launch_and_not_before() {
+fn graph_runs_captured_work_at_each_launch_and_not_before() {
     let _rig = Rig::new(Config::default());
     let (a, address, calls) = (stream(), alloc(512), counter());
     ok(fill(address, 1, 512, a));
@@ -86,7 +86,7 @@ fn what_is_captured_runs_at_each_launch_and_not_before() {
 }
 
 #[test]
-fn a_graph_tells_its_nodes() {
+fn graph_lists_its_nodes() {
     use cudarc::driver::sys::CUgraphNodeType as Type;
     let _rig = Rig::new(Config::default());
     let (a, address) = (stream(), alloc(512));
@@ -167,7 +167,7 @@ fn before(node: CUgraphNode) -> Vec<CUgraphNode> {
 }
 
 #[test]
-fn a_captured_graph_is_no_line() {
+fn graph_of_several_branches_is_no_chain() {
     let _rig = Rig::new(Config::default());
     let (a, b, address) = (stream(), stream(), alloc(1024));
     begin(a, GLOBAL);
@@ -202,7 +202,7 @@ fn a_captured_graph_is_no_line() {
 
 /// What two branches of a graph do to one place is in no order, however its streams were asked.
 #[test]
-fn branches_that_nobody_joined_race_at_each_launch() {
+fn graph_branches_that_are_not_joined_race_at_each_launch() {
     let rig = Rig::new(Config::default());
     let (a, b, address) = (stream(), stream(), alloc(512));
     for joined in [true, false] {
@@ -227,7 +227,7 @@ fn branches_that_nobody_joined_race_at_each_launch() {
 
 /// Whatever order the branches run in, what follows the launch comes after all of them.
 #[test]
-fn a_launch_ends_with_all_its_branches() {
+fn graph_launch_ends_with_all_its_branches() {
     for seed in 0..20 {
         let rig = Rig::new(Config::default());
         let (a, b, c, address) = (stream(), stream(), stream(), alloc(2048));
@@ -248,7 +248,7 @@ fn a_launch_ends_with_all_its_branches() {
 }
 
 #[test]
-fn streams_join_a_capture_by_events() {
+fn graph_capture_is_joined_by_events() {
     let _rig = Rig::new(Config::default());
     let (a, b, address) = (stream(), stream(), alloc(512));
     begin(a, GLOBAL);
@@ -272,7 +272,7 @@ fn streams_join_a_capture_by_events() {
 }
 
 #[test]
-fn what_nobody_waits_for_is_no_graph() {
+fn graph_capture_with_unjoined_work_fails() {
     let _rig = Rig::new(Config::default());
     let (a, b, address) = (stream(), stream(), alloc(512));
     begin(a, GLOBAL);
@@ -287,7 +287,7 @@ fn what_nobody_waits_for_is_no_graph() {
 }
 
 #[test]
-fn a_capture_is_ended_where_it_began() {
+fn graph_capture_ends_on_the_stream_where_it_began() {
     let _rig = Rig::new(Config::default());
     let (a, b) = (stream(), stream());
     let illegal = CUresult::CUDA_ERROR_ILLEGAL_STATE as u32;
@@ -320,7 +320,7 @@ fn allocating(
     rig: &Rig,
     capture: CUstreamCaptureMode,
     caller: CUstreamCaptureMode,
-    elsewhere: bool,
+    other_thread: bool,
 ) -> (bool, bool) {
     let a = stream();
     begin(a, capture);
@@ -334,7 +334,7 @@ fn allocating(
             answer == 0
         }
     };
-    let allowed = match elsewhere {
+    let allowed = match other_thread {
         false => call(),
         true => std::thread::scope(|scope| {
             let machine = rig.machine.clone();
@@ -357,7 +357,7 @@ fn allocating(
 }
 
 #[test]
-fn modes_say_who_may_allocate_meanwhile() {
+fn graph_capture_modes_say_which_threads_may_allocate() {
     let rig = Rig::new(Config::default());
     let (yes, no) = ((true, true), (false, false));
     // A thread that allows itself everything breaks no capture.
@@ -375,7 +375,7 @@ fn modes_say_who_may_allocate_meanwhile() {
 }
 
 #[test]
-fn waiting_for_a_capturing_stream_breaks_its_capture() {
+fn graph_capture_is_broken_by_waiting_for_its_stream() {
     let rig = Rig::new(Config::default());
     let a = stream();
     begin(a, RELAXED);

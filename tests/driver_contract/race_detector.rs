@@ -1,4 +1,4 @@
-//! The race detector: what is in order, what is not, whatever the pace.
+//! The race detector: which work is ordered and which is not, at every pace.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn at_every_pace(test: impl Fn(&Rig)) {
 }
 
 #[test]
-fn reuse_on_another_stream_needs_order() {
+fn race_detector_finds_reuse_on_another_stream_without_order() {
     at_every_pace(|rig| {
         let (address, a, b) = (mapped(CHUNK), stream(), stream());
         ok(fill(address, 1, 4096, a));
@@ -23,7 +23,7 @@ fn reuse_on_another_stream_needs_order() {
 }
 
 #[test]
-fn one_stream_is_in_order_with_itself() {
+fn race_detector_knows_one_stream_is_ordered() {
     at_every_pace(|_| {
         let (address, a, b) = (mapped(CHUNK), stream(), stream());
         ok(fill(address, 1, 4096, a));
@@ -33,7 +33,7 @@ fn one_stream_is_in_order_with_itself() {
 }
 
 #[test]
-fn an_event_orders() {
+fn race_detector_knows_events_order() {
     at_every_pace(|_| {
         let (address, a, b, c) = (mapped(CHUNK), stream(), stream(), stream());
         ok(fill(address, 1, 4096, a));
@@ -45,7 +45,7 @@ fn an_event_orders() {
 }
 
 #[test]
-fn an_event_recorded_too_early_does_not() {
+fn race_detector_knows_an_event_recorded_too_early_does_not_order() {
     at_every_pace(|rig| {
         let (address, a, b) = (mapped(CHUNK), stream(), stream());
         let event = recorded(a);
@@ -57,7 +57,7 @@ fn an_event_recorded_too_early_does_not() {
 }
 
 #[test]
-fn the_host_orders_what_it_saw_complete() {
+fn race_detector_knows_the_host_orders_completed_work() {
     at_every_pace(|rig| {
         let (address, a, b) = (mapped(CHUNK), stream(), stream());
         ok(fill(address, 1, 4096, a));
@@ -81,7 +81,7 @@ fn the_host_orders_what_it_saw_complete() {
 }
 
 #[test]
-fn the_legacy_stream_orders_blocking_streams_only() {
+fn race_detector_knows_the_legacy_stream_orders_blocking_streams_only() {
     at_every_pace(|rig| {
         let (address, blocking, other) = (mapped(CHUNK), stream_with(0), stream_with(0));
         ok(fill(address, 1, 4096, blocking));
@@ -102,7 +102,7 @@ fn the_legacy_stream_orders_blocking_streams_only() {
 }
 
 #[test]
-fn readers_share_and_writers_do_not() {
+fn race_detector_allows_concurrent_reads_only() {
     at_every_pace(|rig| {
         let (address, a, b) = (mapped(CHUNK), stream(), stream());
         ok(fill(address, 1, 4096, a));
@@ -115,7 +115,7 @@ fn readers_share_and_writers_do_not() {
 }
 
 #[test]
-fn aliases_are_seen_through() {
+fn race_detector_sees_through_aliases() {
     at_every_pace(|rig| {
         let (one, other, handle) = (reserve(CHUNK), reserve(CHUNK), create(CHUNK));
         for address in [one, other] {
@@ -131,7 +131,7 @@ fn aliases_are_seen_through() {
 }
 
 #[test]
-fn a_recycled_handle_is_another_stream() {
+fn race_detector_tells_reused_stream_handles_apart() {
     at_every_pace(|rig| {
         let (address, a) = (mapped(CHUNK), stream());
         ok(fill(address, 1, 4096, a));
@@ -149,7 +149,7 @@ fn a_recycled_handle_is_another_stream() {
 }
 
 #[test]
-fn many_short_streams_keep_the_verdict() {
+fn race_detector_with_many_short_streams() {
     let rig = Rig::new(Config::default());
     let address = mapped(CHUNK);
     for turn in 0..100 {
@@ -169,7 +169,7 @@ fn many_short_streams_keep_the_verdict() {
 }
 
 #[test]
-fn an_unmap_needs_the_host_to_know() {
+fn race_detector_finds_an_unmap_before_work_is_known_complete() {
     at_every_pace(|rig| {
         let (address, a) = (mapped(CHUNK), stream());
         ok(fill(address, 1, 4096, a));
@@ -192,7 +192,7 @@ fn an_unmap_needs_the_host_to_know() {
 }
 
 #[test]
-fn unchecked_machines_say_nothing() {
+fn race_detector_can_be_turned_off() {
     let rig = Rig::new(Config {
         checks: false,
         ..Config::default()
@@ -206,7 +206,7 @@ fn unchecked_machines_say_nothing() {
 }
 
 #[test]
-fn random_runs_of_ordered_work_come_to_the_same_end() {
+fn race_detector_finds_nothing_in_random_ordered_work() {
     for seed in 0..20 {
         let rig = Rig::new(Config::default());
         rig.machine.set_pace(Pace::Random(seed));

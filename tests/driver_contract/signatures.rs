@@ -1,4 +1,4 @@
-//! The functions are those that the engine calls, with the very same arguments.
+//! Signatures: the simulated functions are those that the engine calls, with the same arguments.
 
 use cudarc::driver::sys::*;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -12,7 +12,7 @@ macro_rules! compare {
 concertina_engine::driver::driver_functions!(compare);
 
 #[test]
-fn every_function_is_counted_under_its_name() {
+fn signature_of_every_function_and_its_count() {
     let machine = concertina_sim::Machine::new(concertina_sim::Config::default());
     for name in NAMES {
         assert_eq!(machine.calls(name), 0);

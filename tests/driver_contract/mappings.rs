@@ -1,10 +1,10 @@
-//! Chunks, reservations and mappings, as the virtual memory calls promise.
+//! Mappings: chunks, reservations and mappings of the virtual memory management calls.
 
 use super::*;
 use CUmemAccess_flags::*;
 
 #[test]
-fn a_chunk_lives_until_released_and_unmapped() {
+fn mapping_keeps_a_released_chunk_alive() {
     let rig = Rig::new(Config::default());
     let machine = &rig.machine;
     let (address, handle) = (reserve(4 * CHUNK), create(CHUNK));
@@ -39,7 +39,7 @@ fn a_chunk_lives_until_released_and_unmapped() {
 }
 
 #[test]
-fn a_map_takes_whole_chunks_at_free_aligned_places() {
+fn mapping_takes_whole_chunks_at_free_aligned_addresses() {
     let _rig = Rig::new(Config::default());
     let (address, handle) = (reserve(4 * CHUNK), create(2 * CHUNK));
     invalid(map(address, CHUNK, handle));
@@ -59,7 +59,7 @@ fn a_map_takes_whole_chunks_at_free_aligned_places() {
 }
 
 #[test]
-fn an_unmap_takes_whole_mappings() {
+fn mapping_is_unmapped_as_a_whole() {
     let rig = Rig::new(Config::default());
     let address = reserve(8 * CHUNK);
     for (place, size) in [(0, 1), (1, 2), (3, 1), (5, 1)] {
@@ -91,7 +91,7 @@ fn an_unmap_takes_whole_mappings() {
 }
 
 #[test]
-fn addresses_are_finite() {
+fn mapping_addresses_are_finite() {
     let rig = Rig::new(Config {
         addresses: 8 * CHUNK,
         ..Config::default()
@@ -112,7 +112,7 @@ fn addresses_are_finite() {
 }
 
 #[test]
-fn sizes_and_devices_are_checked() {
+fn mapping_sizes_and_devices_are_checked() {
     let _rig = Rig::new(Config {
         devices: 2,
         ..Config::default()
@@ -163,7 +163,7 @@ fn sizes_and_devices_are_checked() {
 }
 
 #[test]
-fn access_comes_with_set_access() {
+fn mapping_needs_set_access() {
     let rig = Rig::new(Config::default());
     let address = reserve(2 * CHUNK);
     ok(map(address, CHUNK, create(CHUNK)));
@@ -185,7 +185,7 @@ fn access_comes_with_set_access() {
 }
 
 #[test]
-fn a_fault_sticks() {
+fn mapping_fault_is_sticky() {
     let rig = Rig::new(Config::default());
     let address = reserve(CHUNK);
     ok(map(address, CHUNK, create(CHUNK)));
@@ -203,7 +203,7 @@ fn a_fault_sticks() {
 }
 
 #[test]
-fn translation_happens_when_work_runs() {
+fn mapping_is_translated_when_work_runs() {
     let rig = Rig::held();
     rig.machine.unclaimed_ok(true);
     let (address, handle) = (reserve(CHUNK), create(CHUNK));
@@ -225,7 +225,7 @@ fn translation_happens_when_work_runs() {
 }
 
 #[test]
-fn an_alias_shows_the_same_bytes() {
+fn mapping_alias_shows_the_same_bytes() {
     for host_pointers in [false, true] {
         let _rig = Rig::new(Config {
             host_pointers,
@@ -258,7 +258,7 @@ fn an_alias_shows_the_same_bytes() {
 }
 
 #[test]
-fn peers_may_be_refused_what_they_say_they_reach() {
+fn mapping_for_peers_may_be_refused() {
     let _rig = Rig::new(Config {
         devices: 2,
         peers: true,
@@ -281,7 +281,7 @@ fn peers_may_be_refused_what_they_say_they_reach() {
 }
 
 #[test]
-fn peers_need_access_of_their_own() {
+fn mapping_for_peers_needs_set_access_of_their_own() {
     let rig = Rig::new(Config {
         devices: 2,
         peers: true,

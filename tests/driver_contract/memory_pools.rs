@@ -1,4 +1,4 @@
-//! Memory allocated and freed in stream order, and its pools.
+//! Memory pools: memory allocated and freed in stream order.
 
 use super::*;
 use cudarc::driver::sys::{
@@ -41,7 +41,7 @@ fn pool_of(address: u64) -> CUmemoryPool {
 }
 
 #[test]
-fn a_free_takes_its_turn() {
+fn memory_pool_free_runs_in_stream_order() {
     let rig = Rig::held();
     let (a, before) = (stream(), rig.machine.used(0));
     let address = alloc_async(4096, a);
@@ -57,7 +57,7 @@ fn a_free_takes_its_turn() {
 }
 
 #[test]
-fn a_free_that_overtakes_another_stream_is_found() {
+fn memory_pool_free_that_overtakes_another_stream_is_found() {
     let rig = Rig::held();
     let (a, b) = (stream(), stream());
     let address = alloc_async(4096, a);
@@ -69,7 +69,7 @@ fn a_free_that_overtakes_another_stream_is_found() {
 }
 
 #[test]
-fn memory_on_its_way_back_is_had_before_there_is_none() {
+fn memory_pool_waits_for_pending_frees_before_out_of_memory() {
     let _rig = Rig::new(Config {
         memory: 8 << 20,
         ..Config::default()
@@ -89,7 +89,7 @@ fn memory_on_its_way_back_is_had_before_there_is_none() {
 }
 
 #[test]
-fn pools_are_chosen_and_end_with_their_last_allocation() {
+fn memory_pools_are_selected_and_end_with_their_last_allocation() {
     let _rig = Rig::new(Config::default());
     let a = stream();
     assert_eq!(pool_of(alloc_async(512, a)), default_pool());
@@ -120,7 +120,7 @@ fn pools_are_chosen_and_end_with_their_last_allocation() {
 }
 
 #[test]
-fn what_a_capture_allocates_is_the_graphs() {
+fn memory_pool_allocations_in_a_capture_belong_to_the_graph() {
     let rig = Rig::new(Config::default());
     let (a, before) = (stream(), rig.machine.used(0));
     let (mut graph, mut executable) = (null_mut(), null_mut());

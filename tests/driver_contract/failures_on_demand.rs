@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn the_nth_use_fails_and_does_nothing() {
+fn failure_on_demand_of_the_nth_call_does_nothing() {
     let rig = Rig::new(Config::default());
     create(CHUNK);
     rig.machine
@@ -19,7 +19,7 @@ fn the_nth_use_fails_and_does_nothing() {
 }
 
 #[test]
-fn every_use_fails_until_cleared() {
+fn failure_on_demand_of_every_call_until_cleared() {
     let rig = Rig::new(Config::default());
     rig.machine
         .fail_every("cuCtxSynchronize", CUresult::CUDA_ERROR_LAUNCH_FAILED);
@@ -32,7 +32,7 @@ fn every_use_fails_until_cleared() {
 }
 
 #[test]
-fn a_flood_of_violations_is_counted() {
+fn violations_beyond_a_number_are_counted_only() {
     let rig = Rig::new(Config::default());
     for _ in 0..1003 {
         status(query(null_mut()), CUresult::CUDA_ERROR_INVALID_HANDLE);
@@ -46,12 +46,12 @@ fn a_flood_of_violations_is_counted() {
 
 #[test]
 #[should_panic(expected = "no function cuMemFoo")]
-fn unknown_names_panic() {
+fn failure_on_demand_of_an_unknown_function_panics() {
     Machine::new(Config::default()).fail("cuMemFoo", 1, CUresult::CUDA_ERROR_UNKNOWN);
 }
 
 #[test]
 #[should_panic(expected = "counted from 1")]
-fn there_is_no_use_zero() {
+fn failure_on_demand_of_call_zero_panics() {
     Machine::new(Config::default()).fail("cuMemMap", 0, CUresult::CUDA_ERROR_UNKNOWN);
 }

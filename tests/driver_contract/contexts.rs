@@ -4,7 +4,7 @@ use super::*;
 use std::ffi::{CStr, c_char, c_int};
 
 #[test]
-fn nothing_works_before_init() {
+fn context_calls_fail_before_init() {
     let machine = Machine::new(Config::default());
     let _bound = machine.bind();
     let mut number = 0;
@@ -40,7 +40,7 @@ fn nothing_works_before_init() {
 }
 
 #[test]
-fn devices_describe_themselves() {
+fn device_attributes() {
     let rig = Rig::new(Config {
         devices: 2,
         peers: true,
@@ -95,7 +95,7 @@ fn virtual_memory() -> c_int {
 }
 
 #[test]
-fn statuses_have_names() {
+fn status_names() {
     let mut name = std::ptr::null();
     // SAFETY: outputs are locals; names are C strings.
     unsafe {
@@ -114,7 +114,7 @@ fn current() -> CUcontext {
 }
 
 #[test]
-fn contexts_stack_per_thread() {
+fn context_stack_per_thread() {
     let rig = Rig::new(Config {
         devices: 2,
         ..Config::default()
@@ -156,7 +156,7 @@ fn contexts_stack_per_thread() {
 }
 
 #[test]
-fn the_last_release_takes_the_context_along() {
+fn context_ends_with_the_last_release() {
     let rig = Rig::held();
     let (address, chunk) = (alloc(1000), mapped(CHUNK));
     let stream = stream();
@@ -188,7 +188,7 @@ fn the_last_release_takes_the_context_along() {
 }
 
 #[test]
-fn machines_are_apart_and_nest() {
+fn machines_are_separate_and_nest() {
     let outer = Rig::new(Config::default());
     let context = current();
     {
@@ -205,7 +205,7 @@ fn machines_are_apart_and_nest() {
 }
 
 #[test]
-fn a_thread_with_nothing_bound_uses_the_default() {
+fn machine_of_an_unbound_thread_is_the_default() {
     std::thread::spawn(|| {
         let before = Machine::current().calls("cuInit");
         // SAFETY: has no pointers.
@@ -230,7 +230,7 @@ fn a_thread_with_nothing_bound_uses_the_default() {
 
 #[test]
 #[should_panic(expected = "destroyed or never created")]
-fn a_forgotten_violation_panics_with_the_last_guard() {
+fn violation_not_looked_at_panics_with_the_last_guard() {
     let rig = Rig::new(Config::default());
     let more = rig.machine.bind();
     query(without_provenance_mut(0x70));

@@ -1,4 +1,4 @@
-//! Cost: replay measures an allocator through this crate, which must not be what it measures.
+//! The simulation's own cost: replay measures an allocator on this GPU, so it must be small.
 
 use super::*;
 use std::time::Instant;
@@ -6,7 +6,7 @@ use std::time::Instant;
 /// With 40,000 chunks mapped, a chunk more costs what the first did. The bounds are wide: other
 /// tests run beside this one, unoptimised. `--nocapture` shows the figures.
 #[test]
-fn mapping_costs_the_same_however_much_is_mapped() {
+fn simulation_cost_of_mapping_is_constant() {
     for checks in [false, true] {
         let _rig = Rig::new(Config {
             checks,
@@ -44,7 +44,7 @@ fn mapping_costs_the_same_however_much_is_mapped() {
 
 /// What a fast path of an allocator calls most.
 #[test]
-fn events_are_cheap() {
+fn simulation_cost_of_events_is_small() {
     for checks in [false, true] {
         let _rig = Rig::new(Config {
             checks,
@@ -65,7 +65,7 @@ fn events_are_cheap() {
 }
 
 #[test]
-fn a_tick_with_nothing_due_is_cheap() {
+fn simulation_cost_of_an_idle_tick_is_small() {
     let rig = Rig::new(Config::default());
     rig.machine.set_pace(Pace::Late(1_000_000));
     let a = stream();

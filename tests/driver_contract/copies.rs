@@ -35,7 +35,7 @@ fn attribute(which: CUpointer_attribute_enum, address: u64) -> Result<u32, u32> 
 }
 
 #[test]
-fn fills_have_words_and_rows() {
+fn fills_of_words_and_rows() {
     let _rig = Rig::new(Config::default());
     let address = alloc(4096);
     // SAFETY: device memory only.
@@ -58,7 +58,7 @@ fn fills_have_words_and_rows() {
 }
 
 #[test]
-fn rows_and_planes_are_copied_to_where_they_belong() {
+fn copies_of_rows_and_planes() {
     let _rig = Rig::new(Config::default());
     let (address, host) = (alloc(4096), (0..64_u8).collect::<Vec<_>>());
     let mut flat = CUDA_MEMCPY2D {
@@ -121,7 +121,7 @@ fn rows_and_planes_are_copied_to_where_they_belong() {
 }
 
 #[test]
-fn locked_memory_is_read_in_its_turn_and_other_memory_at_once() {
+fn copies_from_pinned_memory_are_asynchronous_and_from_pageable_memory_immediate() {
     let _rig = Rig::held();
     let (a, first, second) = (stream(), alloc(16), alloc(16));
     let (late, mut early) = (locked(16), [1_u8; 16]);
@@ -142,7 +142,7 @@ fn locked_memory_is_read_in_its_turn_and_other_memory_at_once() {
 }
 
 #[test]
-fn an_address_tells_its_side() {
+fn pointer_attribute_of_host_and_device_addresses() {
     let _rig = Rig::new(Config::default());
     let (device, host, mut plain) = (alloc(64), locked(64), [7_u8; 64]);
     let plain_address = plain.as_mut_ptr() as u64;
@@ -158,7 +158,7 @@ fn an_address_tells_its_side() {
 }
 
 #[test]
-fn managed_memory_is_on_both_sides() {
+fn managed_memory_is_usable_on_host_and_device() {
     let rig = Rig::new(Config::default());
     let (mut address, before) = (0, rig.machine.used(0));
     // SAFETY: writes a local, and then memory that the host reaches.
@@ -181,7 +181,7 @@ fn managed_memory_is_on_both_sides() {
 }
 
 #[test]
-fn pointers_say_what_they_are() {
+fn pointer_attributes() {
     use CUpointer_attribute::*;
     let _rig = Rig::new(Config::default());
     let (device, chunk, host, plain) = (alloc(1000), mapped(2 * CHUNK), locked(64), 5_u8);
@@ -215,7 +215,7 @@ fn pointers_say_what_they_are() {
 }
 
 #[test]
-fn host_memory_is_locked_once() {
+fn host_memory_is_registered_once() {
     let _rig = Rig::new(Config::default());
     let mut mine = vec![0_u8; 8192];
     let address = mine.as_mut_ptr();
@@ -243,7 +243,7 @@ fn host_memory_is_locked_once() {
 }
 
 #[test]
-fn devices_copy_to_each_other_from_their_own_contexts() {
+fn copies_between_devices_and_their_contexts() {
     let _rig = Rig::new(Config {
         devices: 2,
         ..Config::default()

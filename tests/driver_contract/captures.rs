@@ -1,6 +1,6 @@
-//! Calls that would break a capture.
+//! Captures: calls that would break one.
 
-use super::graph::{MODES, RELAXED, begin, end};
+use super::graphs::{MODES, RELAXED, begin, end};
 use super::*;
 
 fn capturing(stream: CUstream) -> Result<u32, u32> {
@@ -13,7 +13,7 @@ fn capturing(stream: CUstream) -> Result<u32, u32> {
 }
 
 #[test]
-fn streams_say_whether_they_capture() {
+fn capture_status_of_streams() {
     let rig = Rig::new(Config::default());
     let (a, blocking) = (stream(), stream_with(0));
     rig.machine.set_capturing(a, true);
@@ -33,7 +33,7 @@ fn streams_say_whether_they_capture() {
 }
 
 #[test]
-fn synchronising_calls_break_a_capture() {
+fn capture_is_broken_by_synchronizing_calls() {
     let rig = Rig::new(Config::default());
     let (a, b, address) = (stream(), stream(), alloc(512));
     let event = recorded(b);
@@ -77,7 +77,7 @@ fn synchronising_calls_break_a_capture() {
 
 /// In whatever mode a stream is captured, and whatever the calling thread allows itself.
 #[test]
-fn a_wait_or_an_event_of_the_whole_context_breaks_every_capture() {
+fn capture_is_broken_by_a_wait_or_event_of_the_whole_context() {
     let rig = Rig::new(Config::default());
     let (a, event) = (stream(), recorded(stream()));
     let mut context = null_mut();
@@ -106,7 +106,7 @@ fn a_wait_or_an_event_of_the_whole_context_breaks_every_capture() {
 
 /// A stream that synchronizes with the legacy one: what is done there would be ordered with the capture.
 #[test]
-fn an_event_on_the_legacy_stream_breaks_a_blocking_streams_capture() {
+fn capture_of_a_blocking_stream_is_broken_by_an_event_on_the_legacy_stream() {
     let rig = Rig::new(Config::default());
     let (blocking, beside, other) = (stream_with(0), stream_with(0), stream());
     let event = recorded(other);
@@ -123,7 +123,7 @@ fn an_event_on_the_legacy_stream_breaks_a_blocking_streams_capture() {
 }
 
 #[test]
-fn asking_about_an_event_of_a_capture_breaks_it() {
+fn capture_is_broken_by_a_query_of_its_event() {
     let rig = Rig::new(Config::default());
     let (a, event) = (stream(), recorded(stream()));
     begin(a, RELAXED);

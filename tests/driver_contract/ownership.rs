@@ -1,9 +1,9 @@
-//! Claims: who owns which physical bytes.
+//! Ownership: tests claim physical bytes, and two claims of one byte are reported.
 
 use super::*;
 
 #[test]
-fn two_owners_of_one_byte_are_found() {
+fn ownership_of_one_byte_by_two_is_found() {
     let rig = Rig::new(Config::default());
     let address = mapped(CHUNK);
     rig.machine.claim(address, 4096, 1);
@@ -16,7 +16,7 @@ fn two_owners_of_one_byte_are_found() {
 }
 
 #[test]
-fn two_owners_through_aliases_are_found() {
+fn ownership_by_two_through_aliases_is_found() {
     let rig = Rig::new(Config::default());
     let (one, other, handle) = (reserve(CHUNK), reserve(CHUNK), create(CHUNK));
     ok(map(one, CHUNK, handle));
@@ -27,7 +27,7 @@ fn two_owners_through_aliases_are_found() {
 }
 
 #[test]
-fn touching_what_nobody_owns_is_found() {
+fn ownership_is_needed_to_touch_memory() {
     let rig = Rig::new(Config::default());
     let address = mapped(CHUNK);
     // Before the first claim nobody has to own anything.
@@ -49,7 +49,7 @@ fn touching_what_nobody_owns_is_found() {
 }
 
 #[test]
-fn claims_span_chunks_and_must_fit() {
+fn ownership_spans_chunks_and_must_fit() {
     let rig = Rig::new(Config::default());
     let address = reserve(3 * CHUNK);
     for place in 0..2 {
@@ -67,7 +67,7 @@ fn claims_span_chunks_and_must_fit() {
 }
 
 #[test]
-fn owned_memory_may_not_be_unmapped() {
+fn ownership_forbids_an_unmap() {
     let rig = Rig::new(Config::default());
     let (address, other, handle) = (reserve(CHUNK), reserve(CHUNK), create(CHUNK));
     ok(map(address, CHUNK, handle));

@@ -11,7 +11,7 @@ fn id(stream: CUstream) -> u64 {
 }
 
 #[test]
-fn handles_come_back_with_new_ids() {
+fn stream_handles_are_reused_with_new_ids() {
     let rig = Rig::held();
     let address = mapped(CHUNK);
     let (one, other) = (stream(), stream());
@@ -31,7 +31,7 @@ fn handles_come_back_with_new_ids() {
 }
 
 #[test]
-fn a_destroyed_handle_is_refused_and_noted() {
+fn stream_handle_that_is_destroyed_is_refused_and_reported() {
     let rig = Rig::new(Config::default());
     let (gone, address) = (stream(), mapped(CHUNK));
     destroy(gone);
@@ -51,7 +51,7 @@ fn a_destroyed_handle_is_refused_and_noted() {
 }
 
 #[test]
-fn default_streams_are_told_apart() {
+fn stream_defaults_are_told_apart() {
     let rig = Rig::new(Config::default());
     let legacy = id(LEGACY);
     assert_eq!(id(without_provenance_mut(1)), legacy);
@@ -76,7 +76,7 @@ fn default_streams_are_told_apart() {
 }
 
 #[test]
-fn events_stand_for_what_was_before() {
+fn event_stands_for_earlier_work() {
     let rig = Rig::held();
     let address = mapped(CHUNK);
     let (a, b) = (stream(), stream());
@@ -100,7 +100,7 @@ fn events_stand_for_what_was_before() {
 }
 
 #[test]
-fn a_wait_keeps_the_record_it_was_made_for() {
+fn event_wait_keeps_the_record_it_was_made_for() {
     let rig = Rig::held();
     let (a, b, counter) = (stream(), stream(), counter());
     let event = recorded(a);
@@ -114,7 +114,7 @@ fn a_wait_keeps_the_record_it_was_made_for() {
 }
 
 #[test]
-fn a_synchronise_pulls_in_what_it_depends_on() {
+fn stream_synchronize_runs_what_it_depends_on() {
     let rig = Rig::held();
     let (streams, counter) = ([stream(), stream(), stream()], counter());
     // A long chain to and fro: no recursion.
@@ -135,7 +135,7 @@ fn a_synchronise_pulls_in_what_it_depends_on() {
 }
 
 #[test]
-fn the_legacy_stream_and_blocking_streams_wait_for_each_other() {
+fn stream_legacy_and_blocking_streams_wait_for_each_other() {
     let rig = Rig::held();
     let (blocking, free) = (stream_with(0), stream());
     let counter = counter();
@@ -160,7 +160,7 @@ fn the_legacy_stream_and_blocking_streams_wait_for_each_other() {
 }
 
 #[test]
-fn events_belong_to_a_device() {
+fn event_belongs_to_a_device() {
     let _rig = Rig::new(Config {
         devices: 2,
         ..Config::default()
@@ -181,7 +181,7 @@ fn events_belong_to_a_device() {
 }
 
 #[test]
-fn a_host_function_may_not_call_the_driver() {
+fn host_function_may_not_call_the_driver() {
     unsafe extern "C" fn calls(answer: *mut c_void) {
         // SAFETY: the local below, which outlives the synchronise.
         unsafe { answer.cast::<u32>().write(cuCtxSynchronize()) };
@@ -234,7 +234,7 @@ fn threads_share_a_machine() {
 }
 
 #[test]
-fn the_machine_stays_usable_while_a_host_function_runs() {
+fn host_function_leaves_the_machine_usable_while_it_runs() {
     use std::sync::{Barrier, atomic::AtomicBool};
     static STARTED: Barrier = Barrier::new(2);
     static FINISH: Barrier = Barrier::new(2);
