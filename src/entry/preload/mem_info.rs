@@ -38,7 +38,7 @@ pub fn memory_info(free: *mut usize, total: *mut usize) -> Answer {
         .min(*total);
     if let Some(limit) = device.limit() {
         *total = (*total).min(limit as usize);
-        let taken = taken + device.outside_bytes();
+        let taken = taken + device.unpooled_bytes();
         *free = (*free).min((limit as usize).saturating_sub(taken as usize));
     }
     Some(status)

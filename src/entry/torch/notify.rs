@@ -66,6 +66,6 @@ fn device_and_bytes(
 ) -> Option<(&'static Device, i64)> {
     guard(None, || {
         let device = devices::in_use(device).filter(|_| !pointer.is_null())?;
-        Some((device, device.rounded(size) as i64))
+        Some((device, device.block_size(size) as i64))
     })
 }
