@@ -204,6 +204,16 @@ fn what_torch_and_preload_share_imports_neither() {
     }
 }
 
+/// PyTorch's side may ask whether the library was preloaded; a preloaded program may have no PyTorch.
+#[test]
+fn preload_imports_nothing_of_torch() {
+    let files = files(&root().join("entry/preload"));
+    for (name, code) in &files {
+        let all = paths(code, "crate::entry::");
+        assert!(!all.iter().any(|it| it.starts_with("torch")), "{name}");
+    }
+}
+
 #[test]
 fn the_reader_of_imports_sees_them_all() {
     let code = code(

@@ -6,7 +6,7 @@
 //! GPU.
 
 use super::python::{Script, source};
-use super::{panic_guard::guard, preload, torch};
+use super::{attached, panic_guard::guard};
 use concertina_engine::settings;
 use concertina_engine::util::message;
 use std::ffi::{CStr, c_char, c_int};
@@ -22,11 +22,15 @@ static CHECK: Script = Script::new(
     "it cannot be told whether PyTorch keeps its own allocator in this process",
 );
 
-/// Checks the process's arguments when the library is loaded.
+/// Checks the process's arguments when the library is loaded; warns only if it was preloaded.
 ///
 /// # Safety
 /// `arguments` points to `count` strings that end in a NUL.
-pub unsafe fn check_arguments(count: c_int, arguments: *const *const c_char) {
+pub unsafe fn check_arguments(
+    count: c_int,
+    arguments: *const *const c_char,
+    is_preloaded: fn() -> bool,
+) {
     let program = settings::variable_text(VARIABLE);
     if program.is_none_or(|program| program != std::process::id().to_string()) || !is_python() {
         return;
@@ -36,21 +40,21 @@ pub unsafe fn check_arguments(count: c_int, arguments: *const *const c_char) {
         unsafe { CStr::from_ptr(*arguments.add(at)) }.to_bytes()
     };
     let option = isolating_option((1..count as usize).map(argument));
-    if let Some(option) = option.filter(|_| preload::is_on()) {
+    if let Some(option) = option.filter(|_| is_preloaded()) {
         warn(&format!("-{option}"));
     }
 }
 
 /// Checks whether PyTorch is there and not attached, when the process first uses the GPU by its own calls.
 pub fn check_first_use() {
-    if settings::variable(VARIABLE).is_some() && !torch::is_attached() {
+    if settings::variable(VARIABLE).is_some() && !attached::is_attached() {
         CHECK.schedule();
     }
 }
 
 extern "C" fn not_attached() {
     guard((), || {
-        if !torch::is_attached() {
+        if !attached::is_attached() {
             warn("-I, -E or -S or another PYTHONPATH");
         }
     });

@@ -1,5 +1,6 @@
 //! The C entry points: for PyTorch (`torch`), for programs that call CUDA (`preload`), and for everyone.
 
+mod attached;
 mod launched_by_run;
 mod panic_guard;
 mod preload;

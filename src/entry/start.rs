@@ -1,7 +1,7 @@
 //! The library's constructor and destructor: what runs when it is loaded, and at the end of the process.
 
 use super::panic_guard::guard;
-use super::{launched_by_run, preload, python, torch};
+use super::{attached, launched_by_run, preload, python, torch};
 use concertina_engine::process::exit;
 use concertina_engine::process::settings::check_settings;
 use concertina_engine::process::startup::{self, Callbacks};
@@ -38,13 +38,13 @@ unsafe extern "C" fn load(count: c_int, arguments: *const *const c_char) {
         }
         schedule_scripts();
         // SAFETY: the arguments of `main`: `count` strings, which stay.
-        unsafe { launched_by_run::check_arguments(count, arguments) };
+        unsafe { launched_by_run::check_arguments(count, arguments, preload::is_on) };
     });
 }
 
 /// How the process came to use the library, for `verbose`.
 fn attachment() -> &'static str {
-    match (torch::is_attached(), preload::is_on()) {
+    match (attached::is_attached(), preload::is_on()) {
         (true, true) => "as PyTorch's allocator and under LD_PRELOAD",
         (true, false) => "as PyTorch's allocator",
         (false, true) => "under LD_PRELOAD",

@@ -3,7 +3,7 @@
 mod sim_only {
     use crate::harness::gpu::{Bench, GIB, KIB, ok};
     use crate::harness::random::Random;
-    use concertina_engine::device::Route;
+    use concertina_engine::device::PoolRoute;
     use concertina_engine::driver::sys::{CUgraph, CUgraphExec, CUstream, CUstreamCaptureMode};
     use concertina_engine::settings::Settings;
     use concertina_sim::{
@@ -41,7 +41,7 @@ mod sim_only {
     impl<'a> Capture<'a> {
         /// As PyTorch does it: the pool begins, then the capture, on the first of these streams.
         fn begin(bench: &'a Bench, streams: &[u64], pool: (u64, u64)) -> Capture<'a> {
-            bench.device().begin_pool(Route {
+            bench.device().begin_pool(PoolRoute {
                 pool,
                 filter: Box::new(|_| true),
             });
@@ -122,7 +122,7 @@ mod sim_only {
             if permanent {
                 // Like PyTorch's own streams: the driver is not asked whether they are captured.
                 for stream in streams {
-                    bench.device().keep_stream(stream);
+                    bench.device().add_permanent_stream(stream);
                 }
             }
             let capture = Capture::begin(&bench, &streams, (1, 0));

@@ -103,16 +103,16 @@ mod sim_only {
         bench.gpu.late();
         bench.gpu.fill(ordered, 20 * MIB, 1, stream);
         bench.free(ordered);
-        assert_eq!(device.free_idle(unordered), Ok(()));
+        assert_eq!(device.free_completed(unordered), Ok(()));
         machine.set_capturing(stream as _, true);
         let before = bench.all_calls();
-        let block = device.allocate_idle(30 << 20).expect("idle memory");
+        let block = device.allocate_completed(30 << 20).expect("idle memory");
         assert!((unordered..unordered + 40 * MIB).contains(&block));
         // The stream's own memory is not idle, and what remains is too small.
-        assert_eq!(device.allocate_idle(15 << 20), None);
+        assert_eq!(device.allocate_completed(15 << 20), None);
         assert_eq!(bench.all_calls(), before);
         machine.set_capturing(stream as _, false);
-        assert_eq!(device.free_idle(block), Ok(()));
+        assert_eq!(device.free_completed(block), Ok(()));
         bench.end();
     }
 
@@ -133,7 +133,7 @@ mod sim_only {
         let (a, b, c) = (gpu.stream(), gpu.stream(), gpu.stream());
         // PyTorch's own streams are permanent: the driver is not asked whether they are captured.
         if seed.is_multiple_of(2) {
-            device.keep_stream(a);
+            device.add_permanent_stream(a);
         }
         // Freed memory of all streams, and uses that are not over.
         for stream in [a, b, c] {
@@ -168,7 +168,7 @@ mod sim_only {
                     bench.free(block);
                 }
                 8 if random.once_in(4) => device.empty_cache(),
-                8 if random.once_in(4) => device.give_idle_back(),
+                8 if random.once_in(4) => device.release_idle(),
                 _ => {}
             }
             assert_eq!(device.check(), Ok(()));
@@ -218,7 +218,7 @@ mod sim_only {
         bench.machine().set_pace(Pace::Held);
         let (a, b) = (bench.gpu.stream(), bench.gpu.stream());
         if permanent {
-            bench.device().keep_stream(b);
+            bench.device().add_permanent_stream(b);
         }
         let others: Vec<u64> = (0..40).map(|_| bench.allocate(16 * MIB, a)).collect();
         for block in others {

@@ -193,8 +193,8 @@ fn counters_are_separate_for_the_allocator_and_cuda_functions() {
     for turn in 1..=200 {
         let own = device.allocate(size, stream).expect("memory");
         assert_eq!(device.free(own, stream), Ok(()));
-        let others = device.allocate_for(size, key).expect("memory");
-        assert_eq!(device.free_on(others, key), Ok(()));
+        let others = device.allocate_on_stream(size, key).expect("memory");
+        assert_eq!(device.free_on_stream(others, key), Ok(()));
         let unordered = device.allocate_unordered(size).expect("memory");
         // Whichever function frees it.
         assert_eq!(device.free(unordered, stream), Ok(()));
@@ -207,7 +207,7 @@ fn counters_are_separate_for_the_allocator_and_cuda_functions() {
     // Neither's peak is that of both.
     let own = device.allocate(size, stream).expect("memory");
     let others: Vec<u64> = (0..3)
-        .map(|_| device.allocate_for(size, key).expect("memory"))
+        .map(|_| device.allocate_on_stream(size, key).expect("memory"))
         .collect();
     assert_eq!(device.record_use(others[0], bench.gpu.stream()), Ok(()));
     let usage = device.usage();
@@ -217,7 +217,7 @@ fn counters_are_separate_for_the_allocator_and_cuda_functions() {
     assert_eq!(live(&figures.counters).1, size);
     assert_eq!(live(&figures.of_cuda).1, 3 * size);
     for block in others {
-        assert_eq!(device.free_on(block, key), Ok(()));
+        assert_eq!(device.free_on_stream(block, key), Ok(()));
     }
     let figures = device.figures();
     assert_eq!(figures.counters.pending_bytes, 0);
@@ -226,7 +226,7 @@ fn counters_are_separate_for_the_allocator_and_cuda_functions() {
     assert_eq!(device.free(own, stream), Ok(()));
     // A request of the one that fails is no failure of the other.
     device.set_limit(Some(size));
-    assert!(device.allocate_for(GIB as usize, key).is_err());
+    assert!(device.allocate_on_stream(GIB as usize, key).is_err());
     let figures = device.figures();
     assert_eq!((figures.counters.ooms, figures.of_cuda.ooms), (0, 1));
     assert_eq!(figures.counters.alloc_retries, 0);

@@ -23,7 +23,7 @@ fn device_reset_leaves_no_block() {
             bench.forget(block);
             // Whether it is cached now does not matter, but whether it was.
             device.set_uncached(caching);
-            device.start_over(false);
+            device.reset(false);
             assert_eq!(device.size_of(block), None);
             assert_eq!(device.free(block, 0), Err(UnknownPointer));
             assert_eq!(device.record_use(block, 0), Err(UnknownPointer));
@@ -91,7 +91,7 @@ fn device_reset_while_threads_free() {
                     device.allocate(512, 0).expect("memory");
                 }
                 barrier.wait();
-                device.start_over(false);
+                device.reset(false);
                 barrier.wait();
                 barrier.wait();
             }
@@ -101,7 +101,7 @@ fn device_reset_while_threads_free() {
             let all: HashSet<&u64> = one.iter().chain(other).collect();
             assert_eq!(all.len(), 2 * count);
         }
-        device.start_over(false);
+        device.reset(false);
         assert_eq!(device.check(), Ok(()));
         bench.finish();
     }

@@ -14,7 +14,7 @@ fn empty_cache_of_idle_memory_does_not_wait_for_running_work() {
         let blocks = (0..20).map(|_| device.allocate_unordered(20 << 20));
         let blocks: Vec<u64> = blocks.map(|it| it.expect("memory")).collect();
         for block in blocks {
-            assert_eq!(device.free_idle(block), Ok(()));
+            assert_eq!(device.free_completed(block), Ok(()));
         }
         assert!(bench.reserved() >= 400 * MIB);
     };
@@ -23,13 +23,13 @@ fn empty_cache_of_idle_memory_does_not_wait_for_running_work() {
     let held = gpu.hold(&[stream]);
     gpu.fill(used, 4 * MIB, 7, stream);
     bench.free(used);
-    device.give_idle_back();
+    device.release_idle();
     let reserved = bench.reserved();
     assert!((4 * MIB..40 * MIB).contains(&reserved), "{reserved}");
     assert_eq!(bench.calls("cuCtxSynchronize"), 0);
     held.let_go(stream);
     gpu.settle();
-    device.give_idle_back();
+    device.release_idle();
     assert_eq!(bench.reserved(), 0);
     fill_up();
     device.empty_cache();

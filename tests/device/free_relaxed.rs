@@ -105,15 +105,15 @@ fn free_relaxed_block_is_unknown_at_once() {
             .map(|_| device.allocate_relaxed(size as usize).expect("memory"))
             .collect();
         for block in &blocks {
-            assert!(device.knows(*block));
+            assert!(device.is_allocated(*block));
             assert_eq!(device.find(block + 1).map(|it| it.start), Some(*block));
             assert_eq!(device.free_relaxed(*block), Ok(()));
-            assert!(!device.knows(*block));
+            assert!(!device.is_allocated(*block));
             assert_eq!(device.find(*block), None);
             assert_eq!(device.find(block + 1), None);
             for _ in 0..2 {
                 assert_eq!(device.free_relaxed(*block), Err(UnknownPointer), "twice");
-                assert_eq!(device.free_later(*block), Err(UnknownPointer), "twice");
+                assert_eq!(device.free_deferred(*block), Err(UnknownPointer), "twice");
             }
             thread::scope(|scope| {
                 let again = scope.spawn(|| device.free_relaxed(*block)).join();
@@ -124,10 +124,10 @@ fn free_relaxed_block_is_unknown_at_once() {
     }
     // A block of a thread's magazine is freed by another function.
     let block = device.allocate_relaxed(size as usize).expect("memory");
-    assert_eq!(device.free_idle(block), Ok(()));
+    assert_eq!(device.free_completed(block), Ok(()));
     assert_eq!(device.free_relaxed(block), Err(UnknownPointer));
     let block = device.allocate_relaxed(size as usize).expect("memory");
-    assert_eq!(device.free_later(block), Ok(()));
+    assert_eq!(device.free_deferred(block), Ok(()));
     assert_eq!(device.free_relaxed(block), Err(UnknownPointer));
     finish(&bench);
 }
@@ -148,14 +148,14 @@ fn record_stream_on_cuda_malloc_memory_keeps_it_allocated() {
         for _ in 0..3 {
             let block = take().expect("memory");
             assert_eq!(device.record_use(block, stream), Ok(()));
-            assert!(device.knows(block));
+            assert!(device.is_allocated(block));
             assert_eq!(device.find(block).map(|it| it.start), Some(block));
             let freed = match free {
-                Free::Strict => device.free_idle(block),
+                Free::Strict => device.free_completed(block),
                 Free::Relaxed => device.free_relaxed(block),
             };
             assert_eq!(freed, Ok(()));
-            assert!(!device.knows(block));
+            assert!(!device.is_allocated(block));
             assert_eq!(device.record_use(block, stream), Err(UnknownPointer));
         }
         finish(&bench);
@@ -228,5 +228,37 @@ fn free_relaxed_from_many_threads_while_counters_are_read() {
     gpu.on_threads(work, |block| assert_eq!(device.free_relaxed(block), Ok(())));
     let figures = bench.device().figures().of_cuda;
     assert_eq!(figures.all.allocation.allocated, 4 * turns);
+    finish(&bench);
+}
+
+#[test]
+fn relaxed_free_accounts_rounded_sizes() {
+    let text = "roundup_power2_divisions:4";
+    let lookup = |name: &str| (name == "PYTORCH_CUDA_ALLOC_CONF").then(|| text.to_string());
+    let (settings, complaints) = Settings::from_lookup(lookup);
+    assert!(complaints.is_empty());
+    let bench = Bench::new(Settings {
+        free: Free::Relaxed,
+        ..settings
+    });
+    let (gpu, device) = (&bench.gpu, bench.device());
+    // Just above a power of two: a quarter more is handed out.
+    let size = (MIB + 512) as usize;
+    let bytes = device.block_size(size);
+    assert_eq!(bytes, MIB + MIB / 4);
+    // More than a magazine batches, so that some go to the depot.
+    for turn in 1..=3 {
+        let blocks = (0..200).map(|_| device.allocate_relaxed(size).expect("memory"));
+        let blocks: Vec<u64> = blocks.collect();
+        assert_eq!(live(device), 200 * bytes, "turn {turn}");
+        let allocated = device.figures().of_cuda.all.allocated_bytes;
+        assert_eq!(allocated.allocated, turn * 200 * bytes);
+        for block in blocks {
+            assert_eq!(device.size_of(block), Some(bytes));
+            assert_eq!(device.free_relaxed(block), Ok(()));
+        }
+        assert_eq!(live(device), 0, "turn {turn}");
+        gpu.settle();
+    }
     finish(&bench);
 }

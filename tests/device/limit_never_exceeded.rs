@@ -3,7 +3,7 @@
 pub mod sim_only {
     use crate::harness::gpu::{Bench, Gpu, MIB, ok};
     use crate::harness::random::Random;
-    use concertina_engine::device::{Device, PoolId, Route, Supplier};
+    use concertina_engine::device::{Device, PoolId, PoolRoute, Supplier};
     use concertina_engine::driver::sys::CUresult;
     use concertina_engine::settings::Settings;
     use concertina_sim::Config;
@@ -66,7 +66,7 @@ pub mod sim_only {
     }
 
     fn begin(device: &Device, pool: PoolId, stream: u64) {
-        device.begin_pool(Route {
+        device.begin_pool(PoolRoute {
             pool,
             filter: Box::new(move |of| of == stream),
         });
@@ -127,7 +127,7 @@ pub mod sim_only {
                             number,
                             |size| {
                                 let waits = size % 2 == 0;
-                                device.admit_outside(size, waits).then(|| {
+                                device.reserve_unpooled(size, waits).then(|| {
                                     let mut address = 0;
                                     // SAFETY: `address` outlives the call.
                                     ok(unsafe {
@@ -139,7 +139,7 @@ pub mod sim_only {
                             |block, size| {
                                 // SAFETY: allocated above, and not freed.
                                 ok(unsafe { (gpu.functions.cuMemFree_v2)(block) });
-                                device.dismiss_outside(size);
+                                device.release_unpooled(size);
                             },
                         ),
                     }
@@ -153,7 +153,7 @@ pub mod sim_only {
         );
         device.empty_cache();
         device.return_supplied();
-        assert_eq!(device.outside_bytes(), 0);
+        assert_eq!(device.unpooled_bytes(), 0);
         bench.end();
     }
 
@@ -167,14 +167,14 @@ pub mod sim_only {
         let (device, stream) = (bench.device(), bench.gpu.stream());
         let [cached, used] = [40, 8].map(|size| bench.allocate(size * MIB, stream));
         bench.free(cached);
-        assert!(device.admit_outside(16 * MIB, false), "it fits");
-        assert!(!device.admit_outside(1, false), "48 of 64 MiB are held");
-        device.dismiss_outside(16 * MIB);
+        assert!(device.reserve_unpooled(16 * MIB, false), "it fits");
+        assert!(!device.reserve_unpooled(1, false), "48 of 64 MiB are held");
+        device.release_unpooled(16 * MIB);
         assert!(
-            device.admit_outside(56 * MIB, true),
+            device.reserve_unpooled(56 * MIB, true),
             "40 MiB return to the driver"
         );
-        device.dismiss_outside(56 * MIB);
+        device.release_unpooled(56 * MIB);
         bench.free(used);
         bench.end();
     }

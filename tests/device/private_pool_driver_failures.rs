@@ -4,7 +4,7 @@ mod sim_only {
     use crate::harness::gpu::{Bench, GIB, MIB};
     use crate::private_pools::with_pool;
     use concertina_engine::core::BlockInfo;
-    use concertina_engine::device::{Device, PoolId, Route, Supplier};
+    use concertina_engine::device::{Device, PoolId, PoolRoute, Supplier};
     use concertina_engine::driver::sys::CUresult;
     use concertina_engine::settings::Settings;
     use concertina_sim::{Config, Pace};
@@ -50,7 +50,7 @@ mod sim_only {
     }
 
     fn route(device: &Device, pool: PoolId) {
-        device.begin_pool(Route {
+        device.begin_pool(PoolRoute {
             pool,
             filter: Box::new(|_| true),
         });
@@ -124,7 +124,7 @@ mod sim_only {
             let other = with_pool(bench, pool, || try_allocate(bench, 4 * MIB, b));
             device.release_pool(pool);
             other.into_iter().for_each(|block| bench.free(block));
-            let back = Route {
+            let back = PoolRoute {
                 pool,
                 filter: Box::new(|_| true),
             };

@@ -1,7 +1,7 @@
 //! Private pools: those of CUDA graphs, and of `torch.cuda.MemPool`.
 
 use crate::harness::gpu::{Bench, MIB};
-use concertina_engine::device::{PoolId, Route};
+use concertina_engine::device::{PoolId, PoolRoute};
 use concertina_engine::settings::Settings;
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub fn with_pool<T>(bench: &Bench, pool: PoolId, body: impl FnOnce() -> T) -> T 
 /// Routes allocations of one stream, or of all, to a private pool.
 pub fn begin(bench: &Bench, pool: PoolId, stream: Option<u64>) {
     let filter = move |of| stream.is_none_or(|stream| stream == of);
-    bench.device().begin_pool(Route {
+    bench.device().begin_pool(PoolRoute {
         pool,
         filter: Box::new(filter),
     });
@@ -39,7 +39,7 @@ fn private_pool_does_not_serve_cuda_malloc() {
     let (tensor, of_libraries) = with_pool(&bench, (1, 0), || {
         let key = device.key(bench.gpu.stream());
         let unordered = device.allocate_unordered(1024).expect("memory");
-        let ordered = device.allocate_for(1024, key).expect("memory");
+        let ordered = device.allocate_on_stream(1024, key).expect("memory");
         let relaxed = device.allocate_relaxed(1024).expect("memory");
         (
             bench.allocate(1024, key.handle),
@@ -55,7 +55,7 @@ fn private_pool_does_not_serve_cuda_malloc() {
     assert!(!of_libraries.into_iter().any(in_pool), "{of_libraries:?}");
     bench.free(tensor);
     for address in of_libraries {
-        device.free_idle(address).expect("a block");
+        device.free_completed(address).expect("a block");
     }
     device.release_pool((1, 0));
     bench.finish();

@@ -4,7 +4,7 @@ use crate::harness::gpu::{Bench, KIB, MIB, on_card};
 use crate::harness::random::Random;
 use crate::private_pools::with_pool;
 use concertina_engine::core::BlockInfo;
-use concertina_engine::device::{NotRestored, PoolId, Route};
+use concertina_engine::device::{NotRestored, PoolId, PoolRoute};
 use concertina_engine::settings::Settings;
 
 const POOL: PoolId = (1, 0);
@@ -12,7 +12,7 @@ const POOL: PoolId = (1, 0);
 /// Restores the pool, and allocates the blocks of the state in their order.
 fn restore_and_allocate(bench: &Bench, blocks: &[BlockInfo]) -> Result<(), NotRestored> {
     let device = bench.device();
-    let route = Route {
+    let route = PoolRoute {
         pool: POOL,
         filter: Box::new(|_| true),
     };

@@ -84,12 +84,12 @@ fn stream_cache_blocks_are_unknown_to_address_lookup() {
             for byte in [address, address + 1] {
                 assert_eq!(device.find(byte).map(|it| it.start), Some(address));
             }
-            assert!(device.knows(address));
+            assert!(device.is_allocated(address));
             assert_eq!(device.free(address, stream), Ok(()));
             assert_eq!(device.find(address), None);
             assert_eq!(device.find(address + 1), None);
-            assert!(!device.knows(address));
-            assert_eq!(device.free_later(address), Err(UnknownPointer), "twice");
+            assert!(!device.is_allocated(address));
+            assert_eq!(device.free_deferred(address), Err(UnknownPointer), "twice");
         }
     }
     bench.finish();

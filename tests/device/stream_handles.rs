@@ -194,7 +194,7 @@ mod sim_only {
         bench.free(bench.allocate(512, permanent));
         let key = device.key(permanent);
         assert_eq!(queries(permanent), (1, 1));
-        device.keep_stream(permanent);
+        device.add_permanent_stream(permanent);
         assert_eq!(queries(permanent), (0, 0));
         assert_eq!((queries(other).0, queries(0).0), (1, 0));
         let block = bench.allocate(512, other);
@@ -205,13 +205,13 @@ mod sim_only {
         // What it had before is its own still.
         assert_eq!(device.key(permanent), key);
         // No stream outlives its context, and another may get the handle.
-        device.start_over(false);
+        device.reset(false);
         assert_eq!(queries(permanent).0, 1);
-        device.keep_stream(permanent);
+        device.add_permanent_stream(permanent);
         assert_eq!(queries(permanent), (0, 0));
         // The default streams are no such thing.
-        device.keep_stream(0);
-        device.keep_stream(PER_THREAD);
+        device.add_permanent_stream(0);
+        device.add_permanent_stream(PER_THREAD);
         let in_other_thread = thread::scope(|scope| scope.spawn(|| device.key(PER_THREAD)).join());
         assert_ne!(Some(device.key(PER_THREAD)), in_other_thread.ok());
         bench.finish();

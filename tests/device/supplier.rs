@@ -2,7 +2,7 @@
 //! `MemPool`).
 
 use crate::harness::gpu::{Bench, Gpu, MIB, ok};
-use concertina_engine::device::{OutOfMemory, Route, Supplier};
+use concertina_engine::device::{OutOfMemory, PoolRoute, Supplier};
 use concertina_engine::settings::Settings;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -74,7 +74,7 @@ fn bench(settings: Settings, most: u64) -> (Bench, Arc<Source>) {
 /// Allocates from the pool, which is supplied with what it misses.
 fn allocate(bench: &Bench, bytes: u64, stream: u64) -> Result<u64, Box<OutOfMemory>> {
     let device = bench.device();
-    device.begin_pool(Route {
+    device.begin_pool(PoolRoute {
         pool: POOL,
         filter: Box::new(|_| true),
     });

@@ -5,7 +5,7 @@ use crate::programs;
 use crate::random::Random;
 use crate::replay::Replay;
 use crate::script::Script;
-use concertina_engine::device::Route;
+use concertina_engine::device::PoolRoute;
 use concertina_engine::settings::Settings;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -104,7 +104,7 @@ fn soak_host_memory_and_addresses_are_bounded_and_flat() {
             if random.once_in(4) {
                 let pool = (cycles.len() as u64, 1);
                 let filter = Box::new(|_| true);
-                replay.device().begin_pool(Route { pool, filter });
+                replay.device().begin_pool(PoolRoute { pool, filter });
                 replay.pass(&script);
                 replay.device().end_pool(pool);
                 replay.device().release_pool(pool);

@@ -1,6 +1,6 @@
 //! The graph that a capture makes, as the driver tells of it while it grows. To ask breaks no capture.
 
-use crate::device::driver_gpu::current;
+use crate::device::context::current;
 use crate::driver::Functions;
 use crate::driver::sys::{CUgraphNode, CUstream, CUstreamCaptureStatus};
 use std::collections::HashSet;

@@ -16,7 +16,7 @@ use crate::device::{Device, State};
 use std::collections::{HashMap, HashSet};
 
 /// The streams of a capture that use a block which is in use.
-pub struct Users {
+pub struct CaptureUsers {
     /// The capture's number.
     capture: u64,
     /// Handles, the block's own stream's not among them.
@@ -35,16 +35,16 @@ struct Freed {
 }
 
 /// What is known of captures under way, where the setting asks for it.
-pub struct Branches {
+pub struct CaptureReuse {
     reuse: bool,
     freed: Vec<Freed>,
     /// What comes before all that a stream of a capture does from now on.
     behind: HashMap<(u64, u64), HashSet<Node>>,
 }
 
-impl Branches {
-    pub fn new(reuse: bool) -> Branches {
-        Branches {
+impl CaptureReuse {
+    pub fn new(reuse: bool) -> CaptureReuse {
+        CaptureReuse {
             reuse,
             freed: Vec::new(),
             behind: HashMap::new(),
@@ -66,20 +66,20 @@ impl Branches {
 impl Device {
     /// Whether blocks are reused within a capture that other streams of it have used.
     pub(super) fn set_capture_reuse(state: &mut State, reuse: bool) {
-        if std::mem::replace(&mut state.branches.reuse, reuse) != reuse {
-            Device::forget_branches(state);
+        if std::mem::replace(&mut state.capture_reuse.reuse, reuse) != reuse {
+            Device::clear_capture_reuse(state);
         }
     }
 
     /// No stream is captured any more, or nothing is to be made of it.
-    pub(super) fn forget_branches(state: &mut State) {
-        state.branches.forget();
-        state.users.clear();
+    pub(super) fn clear_capture_reuse(state: &mut State) {
+        state.capture_reuse.forget();
+        state.capture_users.clear();
     }
 
     /// Notes that a stream uses a block, in the pool and, where it is of a capture, here.
     #[cold]
-    pub(super) fn record_user(
+    pub(super) fn record_use_in_capture(
         &self,
         state: &mut State,
         address: u64,
@@ -88,30 +88,37 @@ impl Device {
         let first = !state.pool.is_multi_stream_at(address);
         state.pool.record_use(address, stream)?;
         if state.pool.is_multi_stream_at(address) {
-            self.note_user(state, address, stream.handle, first);
+            self.add_capture_user(state, address, stream.handle, first);
         }
         Ok(())
     }
 
     /// Another stream was recorded on a block; `first` says that none was before.
-    fn note_user(&self, state: &mut State, address: u64, stream: u64, first: bool) {
+    fn add_capture_user(&self, state: &mut State, address: u64, stream: u64, first: bool) {
         let front = front(&self.functions, self.properties.context, stream);
         let here = front.map(|front| front.capture);
         if first && let Some(capture) = here {
             let streams = Vec::new();
-            state.users.insert(address, Users { capture, streams });
+            state
+                .capture_users
+                .insert(address, CaptureUsers { capture, streams });
         }
-        match state.users.get_mut(&address) {
+        match state.capture_users.get_mut(&address) {
             Some(users) if here == Some(users.capture) && users.streams.contains(&stream) => {}
             Some(users) if here == Some(users.capture) => users.streams.push(stream),
             // A use outside the capture is no node of its graph.
-            Some(_) => drop(state.users.remove(&address)),
+            Some(_) => drop(state.capture_users.remove(&address)),
             None => {}
         }
     }
 
     /// A block has just been freed that streams of a capture use, and waits.
-    pub(super) fn note_branches(&self, state: &mut State, block: &LiveBlock, users: &Users) {
+    pub(super) fn defer_in_capture(
+        &self,
+        state: &mut State,
+        block: &LiveBlock,
+        users: &CaptureUsers,
+    ) {
         let owner = state.pool.owner_of(block).handle;
         let mut last = Vec::new();
         // The owner comes first: if the capture is broken, its other streams may be gone.
@@ -122,7 +129,7 @@ impl Device {
             }
         }
         if let Some(name) = state.pool.last_deferred_epoch() {
-            state.branches.freed.push(Freed {
+            state.capture_reuse.freed.push(Freed {
                 name,
                 capture: users.capture,
                 owner,
@@ -135,7 +142,12 @@ impl Device {
     /// as its next work comes after theirs.
     ///
     /// Asks the driver once for each node that has come before the stream's work since it last did.
-    pub(crate) fn rejoin(&self, branches: &mut Branches, pool: &mut Pool<DriverGpu>, stream: u64) {
+    pub(crate) fn reuse_joined(
+        &self,
+        branches: &mut CaptureReuse,
+        pool: &mut Pool<DriverGpu>,
+        stream: u64,
+    ) {
         if !branches.freed.iter().any(|it| it.owner == stream) {
             return;
         }

@@ -1,24 +1,21 @@
 //! What a program's own CUDA calls ask of a device: memory as `cudaMalloc` and `cudaMallocAsync` hand
 //! it out, and what can be asked about it.
 
-use crate::core::{
-    ALL_STREAMS, Allocation, BlockInfo, Gpu, Origin, SHARED_ARENA, StreamKey, UNORDERED,
-};
+use crate::core::{ALL_STREAMS, Allocation, BlockInfo, Origin, SHARED_ARENA, StreamKey, UNORDERED};
 use crate::device::captures;
 use crate::device::depot::DeferredBlock;
-use crate::device::driver_gpu::{
-    foreign_context, synchronize, synchronize_in_capture, synchronize_stream,
-};
 use crate::device::exported;
 use crate::device::live_streams::LiveStreams;
 use crate::device::stream_cache::CacheKey;
+use crate::device::stream_key::foreign_context;
+use crate::device::synchronize::{synchronize, synchronize_in_capture, synchronize_stream};
 use crate::device::{Device, OutOfMemory, State, UnknownPointer};
 use crate::util::lock::Guard;
 use std::mem::replace;
 
 /// How much of a device a process uses, as its own calls show it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct MemoryInUse {
     /// Bytes of the blocks in use, whoever asked for them.
     pub live: u64,
     /// Bytes of those that the allocator's own functions were asked for.
@@ -33,16 +30,23 @@ impl Device {
         self.properties.context
     }
 
+    /// [`Device::allocate`] for CUDA's functions, on a stream whose key is known. Never from a private pool: a
+    /// library that calls cudaMalloc knows nothing of the pool that a thread's tensors go to.
+    #[inline(always)]
+    pub fn allocate_on_stream(&self, size: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
+        self.allocate_block(size, key, Origin::Cuda)
+    }
+
     /// Hands out `size` bytes that any stream may use at once.
     #[inline]
     pub fn allocate_unordered(&self, size: usize) -> Result<u64, Box<OutOfMemory>> {
-        self.allocate_for(size, UNORDERED)
+        self.allocate_on_stream(size, UNORDERED)
     }
 
     /// Takes back a block that no work uses any more: the caller has waited for it.
     #[inline]
-    pub fn free_idle(&self, address: u64) -> Result<(), UnknownPointer> {
-        self.free_to_cache(address, CacheKey::of(UNORDERED, Origin::Cuda))
+    pub fn free_completed(&self, address: u64) -> Result<(), UnknownPointer> {
+        self.free_cached(address, CacheKey::of(UNORDERED, Origin::Cuda))
     }
 
     /// The same, from blocks that were set aside first ([`Device::free_relaxed`]); where there is no other
@@ -76,36 +80,16 @@ impl Device {
                 return Ok(block.address);
             }
         }
-        let address = match self.allocate_without_cache(size, UNORDERED, Origin::Cuda) {
-            Err(_) if self.reclaim_deferred() => {
-                self.allocate_without_cache(size, UNORDERED, Origin::Cuda)
-            }
-            block => block,
-        }?;
+        let address = self.allocate_block(size, UNORDERED, Origin::Cuda)?;
         let mut state = self.state.lock();
         let mut own = self.magazines.own();
         let live = state.pool.find_live(address);
         if let Some(live) = live.filter(|it| state.pool.owner_of(it) == UNORDERED) {
+            let block = DeferredBlock::new(address, live, &state.pool);
             let holders = &mut state.depot.holders;
-            own.know(
-                DeferredBlock { address, live },
-                self.magazines.share(),
-                holders,
-            );
+            own.know(block, self.magazines.share(), holders);
         }
         Ok(address)
-    }
-
-    /// Waits until all that was set aside is idle, and gives it to the pool. False where there was
-    /// nothing, or waiting is not possible.
-    pub fn reclaim_deferred(&self) -> bool {
-        let mut state = self.settled();
-        let State { depot, pool, .. } = &mut *state;
-        let waited = depot.bytes() > 0 && pool.gpu_mut().synchronize();
-        if waited {
-            depot.give_back(pool);
-        }
-        waited
     }
 
     /// Takes back a block that work on any stream may still use: it is handed out again, for a request
@@ -141,13 +125,13 @@ impl Device {
         let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
         if state.pool.owner_of(&live) != UNORDERED {
             drop(state);
-            return self.free_later(address);
+            return self.free_deferred(address);
         }
-        if !self.forget(&mut state, &live, address) {
+        if !self.forget_cached(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         let State { depot, pool, .. } = &mut *state;
-        match depot.put(DeferredBlock { address, live }, pool) {
+        match depot.put(DeferredBlock::new(address, live, pool), pool) {
             true => Ok(()),
             false => Err(UnknownPointer),
         }
@@ -155,13 +139,13 @@ impl Device {
 
     /// Takes back a block that work on any stream may still use: it is not used again before all work
     /// of the device up to now is done. Does not wait.
-    pub fn free_later(&self, address: u64) -> Result<(), UnknownPointer> {
+    pub fn free_deferred(&self, address: u64) -> Result<(), UnknownPointer> {
         let mut state = self.state.lock();
         let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
-        if state.is_deferred(&live) || !self.forget(&mut state, &live, address) {
+        if state.is_deferred(&live) || !self.forget_cached(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
-        state.users.remove(&address);
+        state.capture_users.remove(&address);
         let shared = state.pool.record_use(address, ALL_STREAMS);
         shared
             .and_then(|()| state.pool.free(address).map(drop))
@@ -171,7 +155,7 @@ impl Device {
     /// Takes back a block in the order of the stream: that stream's later work may use the
     /// memory again where it was allocated on the same stream; otherwise once this one's work up to now is done.
     #[inline]
-    pub fn free_on(&self, address: u64, key: StreamKey) -> Result<(), UnknownPointer> {
+    pub fn free_on_stream(&self, address: u64, key: StreamKey) -> Result<(), UnknownPointer> {
         if let Some(mut cache) = self.stream_caches.of(CacheKey::of(key, Origin::Cuda))
             && cache.is_of(key)
             && cache.put(address)
@@ -194,10 +178,10 @@ impl Device {
         key: StreamKey,
     ) -> Result<(), UnknownPointer> {
         let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
-        if state.is_deferred(&live) || !self.forget(&mut state, &live, address) {
+        if state.is_deferred(&live) || !self.forget_cached(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
-        state.users.remove(&address);
+        state.capture_users.remove(&address);
         // Memory of no stream's may be used on any of the device's.
         let unordered = state.pool.owner_of(&live) == UNORDERED;
         let mut used = Ok(());
@@ -212,8 +196,12 @@ impl Device {
     }
 
     /// The same in the order of a stream of another device or context.
-    pub fn free_on_other(&self, address: u64, key: StreamKey) -> Result<(), UnknownPointer> {
-        if !self.knows(address) {
+    pub fn free_on_foreign_stream(
+        &self,
+        address: u64,
+        key: StreamKey,
+    ) -> Result<(), UnknownPointer> {
+        if !self.is_allocated(address) {
             return Err(UnknownPointer);
         }
         let context = self.properties.context;
@@ -229,19 +217,19 @@ impl Device {
                     // Another context's default stream has no name here: it is the current one's.
                     synchronize_stream(&self.functions, key.handle);
                 }
-                self.free_later(address)
+                self.free_deferred(address)
             }
         }
     }
 
     /// Whether a block in use starts at `address`. Asks the driver nothing.
-    pub fn knows(&self, address: u64) -> bool {
-        self.is_the_programs(&self.state.lock(), address)
+    pub fn is_allocated(&self, address: u64) -> bool {
+        self.is_allocated_in(&self.state.lock(), address)
     }
 
     /// The same under the device's lock. What lies on a stream cache, or is set aside, is in use to the pool, and
     /// not to the program.
-    fn is_the_programs(&self, state: &State, address: u64) -> bool {
+    fn is_allocated_in(&self, state: &State, address: u64) -> bool {
         let Some(live) = state.pool.find_live(address) else {
             return false;
         };
@@ -255,26 +243,26 @@ impl Device {
     pub fn find(&self, address: u64) -> Option<BlockInfo> {
         let state = self.state.lock();
         let found = state.pool.block_around(address);
-        found.filter(|it| self.is_the_programs(&state, it.start))
+        found.filter(|it| self.is_allocated_in(&state, it.start))
     }
 
     /// What a program that asks about an address is to take for the allocation around it.
     pub fn allocation(&self, address: u64) -> Option<Allocation> {
         let state = self.state.lock();
         let found = state.pool.allocation_around(address);
-        found.filter(|it| it.private || self.is_the_programs(&state, it.found.start))
+        found.filter(|it| it.private || self.is_allocated_in(&state, it.found.start))
     }
 
     /// Whether to the driver the byte at `address` belongs to an allocation of the pool's, which it
     /// would free as a whole: a plain segment.
     pub fn is_in_segment(&self, address: u64) -> bool {
-        let state = self.settled();
+        let state = self.lock_flushed();
         state.pool.is_plain() && state.pool.holds(address)
     }
 
     /// Every block in use that was allocated in the order of a stream.
     pub fn stream_ordered(&self) -> Vec<u64> {
-        let state = self.settled();
+        let state = self.lock_flushed();
         let blocks = state.pool.blocks_in_use();
         let ordered = blocks.filter(Device::is_stream_ordered);
         ordered.map(|block| block.start).collect()
@@ -287,18 +275,18 @@ impl Device {
 
     /// Bytes of the blocks in use that were allocated in the order of a stream.
     pub fn stream_ordered_bytes(&self) -> u64 {
-        let state = self.settled();
+        let state = self.lock_flushed();
         let blocks = state.pool.blocks_in_use();
         let ordered = blocks.filter(Device::is_stream_ordered);
         ordered.map(|block| block.size).sum()
     }
 
     /// What is in use and held now.
-    pub fn usage(&self) -> Usage {
-        let state = self.settled();
+    pub fn usage(&self) -> MemoryInUse {
+        let state = self.lock_flushed();
         let counters = state.pool.counters();
         let live_of_allocator = counters.in_use(Origin::Allocator);
-        Usage {
+        MemoryInUse {
             live: live_of_allocator + counters.in_use(Origin::Cuda) - state.depot.bytes(),
             live_of_allocator,
             reserved: counters.reserved(),
@@ -308,43 +296,41 @@ impl Device {
     /// Counts `bytes` that the program is to get from the driver itself towards the limit, for which
     /// all that is free is given back if need be. False where that would be beyond it. Where nothing
     /// `may_wait`, the pool keeps what is free, and that counts as well.
-    pub fn admit_outside(&self, bytes: u64, may_wait: bool) -> bool {
+    pub fn reserve_unpooled(&self, bytes: u64, may_wait: bool) -> bool {
         let ledger = &self.ledger;
         if may_wait && !ledger.allows(bytes) {
-            self.reclaim_deferred();
-            self.empty_cache();
+            self.release_all();
         }
         let _state = self.state.lock();
         let admitted = ledger.allows(bytes);
         if admitted {
-            ledger.set_outside(ledger.outside().saturating_add(bytes));
+            ledger.set_unpooled(ledger.unpooled().saturating_add(bytes));
         }
         admitted
     }
 
     /// A block that any stream may use at once, of what is free and idle: the driver is asked nothing, as in
     /// a capture. `None` where there is none.
-    pub fn allocate_idle(&self, size: usize) -> Option<u64> {
-        let mut state = self.settled();
-        let (requested, rounded) = (size as u64, state.round_up.round_up(size) as u64);
+    pub fn allocate_completed(&self, size: usize) -> Option<u64> {
+        let mut state = self.lock_flushed();
+        let (requested, bytes) = (size as u64, state.block_size(size));
         let pool = &mut state.pool;
         let capturing = replace(&mut pool.gpu_mut().capturing, true);
-        let allocated =
-            pool.allocate_free(rounded, requested, UNORDERED, SHARED_ARENA, Origin::Cuda);
+        let allocated = pool.allocate_free(bytes, requested, UNORDERED, SHARED_ARENA, Origin::Cuda);
         pool.gpu_mut().capturing = capturing;
         allocated.map(|it| it.address)
     }
 
     /// The program has given so many of them back.
-    pub fn dismiss_outside(&self, bytes: u64) {
+    pub fn release_unpooled(&self, bytes: u64) {
         let _state = self.state.lock();
-        let outside = self.ledger.outside();
-        self.ledger.set_outside(outside.saturating_sub(bytes));
+        let outside = self.ledger.unpooled();
+        self.ledger.set_unpooled(outside.saturating_sub(bytes));
     }
 
     /// Bytes that are counted so.
-    pub fn outside_bytes(&self) -> u64 {
-        self.ledger.outside()
+    pub fn unpooled_bytes(&self) -> u64 {
+        self.ledger.unpooled()
     }
 
     /// Waits for all work of the device, on every stream, and breaks no capture. The driver's status, 0 for
@@ -374,15 +360,15 @@ impl Device {
 
     /// Takes back every block and gives all memory back to the driver: the context that they were
     /// used in ends. `ended` says that it has, and all its work with it.
-    pub fn start_over(&self, ended: bool) {
+    pub fn reset(&self, ended: bool) {
         let take_back = |state: &mut State| {
-            self.empty_all(state);
+            self.flush_caches(state);
             let State { depot, pool, .. } = state;
-            depot.give_back(pool);
+            depot.free_all(pool);
         };
         let mut state = self.state.lock();
         // No stream outlives its context.
-        self.permanent.forget_all();
+        self.permanent.clear();
         self.live_streams.clear();
         LiveStreams::created().clear();
         take_back(&mut state);
@@ -390,7 +376,7 @@ impl Device {
         for block in blocks {
             exported::revoke(block.start);
             while let Some(live) = state.pool.find_live(block.start) {
-                if self.forget(&mut state, &live, block.start) {
+                if self.forget_cached(&mut state, &live, block.start) {
                     state.pool.free_live(live);
                 } else {
                     // Freed since, it lies on a stream cache or in a magazine, which would hand it out once more.
@@ -398,13 +384,13 @@ impl Device {
                 }
             }
         }
-        state.users.clear();
+        state.capture_users.clear();
         state.pool.gpu_mut().ended = ended;
         Device::free_all_uncached(&mut state);
         // What the driver refuses once is asked again.
         for _ in 0..2 {
             state.pool.trim_all(None);
-            state.pool.gpu_mut().give_back_leftovers();
+            state.pool.gpu_mut().retry_pending_releases();
         }
         state.pool.gpu_mut().ended = false;
         state.pool.gpu_mut().drop_events(ended);

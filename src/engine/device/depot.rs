@@ -1,28 +1,40 @@
-//! Blocks that the program gave back while work on any stream may still use them (`free:relaxed`), as far
-//! as no thread has them in its magazine (`magazine`).
+//! The depot: deferred frees of a device (`free:relaxed`) that are in no thread's magazine.
 //!
-//! They are set aside in batches, each behind one event of the whole device, and handed out again for
-//! the same size once it has passed: an event costs more than a pair of calls may. To the pool they are
-//! in use meanwhile, and marked as shared.
+//! Work on any stream may still use a deferred block. The depot collects them in batches, with one event of the
+//! whole device behind each, because an event costs more than an allocation and a free. Once it has completed, the
+//! blocks are allocated again for the same size. To the pool a deferred block is in use, and marked as used by
+//! several streams.
 
-use crate::core::{ALL_STREAMS, Class, Event, Gpu, LiveBlock, Origin, Pool, block_size};
+use crate::core::{ALL_STREAMS, Class, Event, Gpu, LiveBlock, Origin, Pool};
 use crate::device::driver_gpu::DriverGpu;
 use crate::device::magazine::{BATCH, Holders};
 use crate::device::stream_cache::spread;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A block that was given back.
+/// A block that the program has freed, or that a magazine may get when it is.
 #[derive(Clone, Copy)]
 pub struct DeferredBlock {
     pub address: u64,
     pub live: LiveBlock,
+    size: u64,
 }
 
 impl DeferredBlock {
+    /// A block in use, which was looked up since the pool was last changed.
+    pub fn new(address: u64, live: LiveBlock, pool: &Pool<DriverGpu>) -> Self {
+        DeferredBlock {
+            address,
+            live,
+            // As the pool accounts it, whatever sizes were rounded up to when it was allocated.
+            size: pool.size_of(address).unwrap_or(live.requested),
+        }
+    }
+
+    /// Bytes of the block.
     #[inline]
     pub fn size(&self) -> u64 {
-        block_size(self.live.requested)
+        self.size
     }
 }
 
@@ -53,7 +65,7 @@ impl Hasher for Spread {
     }
 }
 
-/// What is set aside on one device.
+/// The deferred blocks of one device.
 pub struct Depot {
     /// Bytes behind one event, and bytes that are kept for their sizes.
     limit: u64,
@@ -83,12 +95,12 @@ impl Depot {
         }
     }
 
-    /// Bytes set aside.
+    /// Bytes of all deferred blocks.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Sets a block aside that was looked up just now. False where it is already.
+    /// Adds a block that was looked up just now. False if it is deferred already.
     #[inline]
     pub fn put(&mut self, block: DeferredBlock, pool: &mut Pool<DriverGpu>) -> bool {
         if !pool.mark_multi_stream(&block.live) {
@@ -105,25 +117,25 @@ impl Depot {
         true
     }
 
-    /// Sets blocks aside that have their event already.
-    pub fn await_event(
+    /// Adds blocks whose event has been recorded.
+    pub fn add_waiting(
         &mut self,
         event: Event,
         blocks: Vec<DeferredBlock>,
         pool: &mut Pool<DriverGpu>,
     ) {
-        let bytes = self.take_in(&blocks, pool);
+        let bytes = self.mark_deferred(&blocks, pool);
         self.waiting.push_back((event, Batch { blocks, bytes }));
     }
 
-    /// Sets blocks aside that nothing uses any more.
-    pub fn restock(&mut self, blocks: Vec<DeferredBlock>, pool: &mut Pool<DriverGpu>) {
-        let bytes = self.take_in(&blocks, pool);
+    /// Adds blocks that no work uses any more.
+    pub fn add_ready(&mut self, blocks: Vec<DeferredBlock>, pool: &mut Pool<DriverGpu>) {
+        let bytes = self.mark_deferred(&blocks, pool);
         self.make_ready(Batch { blocks, bytes }, pool);
     }
 
-    /// Notes blocks as set aside, which none of them is. Answers their bytes.
-    fn take_in(&mut self, blocks: &[DeferredBlock], pool: &mut Pool<DriverGpu>) -> u64 {
+    /// Marks blocks as deferred, which they are not yet. Returns their bytes.
+    fn mark_deferred(&mut self, blocks: &[DeferredBlock], pool: &mut Pool<DriverGpu>) -> u64 {
         for block in blocks {
             pool.mark_multi_stream(&block.live);
         }
@@ -132,7 +144,7 @@ impl Depot {
         bytes
     }
 
-    /// A block of this size that nothing uses any more.
+    /// Allocates a block of exactly this size that no work uses any more.
     pub fn take(&mut self, requested: u64, pool: &mut Pool<DriverGpu>) -> Option<DeferredBlock> {
         let mut found = self.pop(requested);
         // No more batches than are needed, so that what is kept for its size stays little.
@@ -153,7 +165,7 @@ impl Depot {
         self.ready.get_mut(&requested)?.pop()
     }
 
-    /// The next batch is ready, if its event has passed. True if it was.
+    /// Makes the oldest batch ready if its event has completed. Returns whether it has.
     fn advance(&mut self, pool: &mut Pool<DriverGpu>) -> bool {
         let passed = |(event, _): &(Event, Batch)| pool.gpu_mut().has_completed(*event);
         if !self.waiting.front().is_some_and(passed) {
@@ -169,7 +181,7 @@ impl Depot {
 
     fn make_ready(&mut self, batch: Batch, pool: &mut Pool<DriverGpu>) {
         if self.ready_bytes + batch.bytes > self.limit {
-            self.give_back_ready(pool);
+            self.free_ready(pool);
         }
         self.ready_bytes += batch.bytes;
         for block in batch.blocks {
@@ -180,37 +192,42 @@ impl Depot {
         }
     }
 
-    fn give_back_ready(&mut self, pool: &mut Pool<DriverGpu>) {
+    fn free_ready(&mut self, pool: &mut Pool<DriverGpu>) {
         for (_, blocks) in self.ready.drain() {
             for block in blocks {
                 self.bytes -= block.size();
-                give_back(block, pool);
+                free_to_pool(block, pool);
             }
         }
         self.ready_bytes = 0;
     }
 
-    /// Gives back to the pool what is known to be used by nothing any more. What has no event yet stays.
-    pub fn give_back_passed(&mut self, pool: &mut Pool<DriverGpu>) {
+    /// Frees the blocks that no work uses any more, as far as is known, to the pool.
+    pub fn free_completed(&mut self, pool: &mut Pool<DriverGpu>) {
         while self.advance(pool) {}
-        self.give_back_ready(pool);
+        self.free_ready(pool);
     }
 
-    /// Gives all of it back to the pool: the caller has waited for the device.
-    pub fn give_back(&mut self, pool: &mut Pool<DriverGpu>) {
-        self.give_back_ready(pool);
+    /// Frees all of them to the pool: the caller has waited for the device.
+    pub fn free_all(&mut self, pool: &mut Pool<DriverGpu>) {
+        self.free_ready(pool);
         let open = std::mem::take(&mut self.open);
         let waiting = std::mem::take(&mut self.waiting);
         for (event, batch) in waiting {
             pool.gpu_mut().release_event(event);
-            batch.blocks.into_iter().for_each(|it| give_back(it, pool));
+            batch
+                .blocks
+                .into_iter()
+                .for_each(|it| free_to_pool(it, pool));
         }
-        open.blocks.into_iter().for_each(|it| give_back(it, pool));
+        open.blocks
+            .into_iter()
+            .for_each(|it| free_to_pool(it, pool));
         self.bytes = 0;
     }
 }
 
-fn give_back(block: DeferredBlock, pool: &mut Pool<DriverGpu>) {
+fn free_to_pool(block: DeferredBlock, pool: &mut Pool<DriverGpu>) {
     pool.clear_multi_stream(&block.live);
     // The pool knows it: it was looked up when it was set aside.
     let _ = pool.free(block.address);

@@ -1,59 +1,27 @@
-//! The pool's seam to one device, over the driver's functions.
+//! The pool's [`Gpu`] over the driver's functions: chunks, mappings, segments and events of one device.
 
 use crate::core::{ALL_STREAMS, Event, Gpu, Handle, Refusal, StreamKey, UNORDERED};
 use crate::device::captures::{self, NoCapture};
+use crate::device::context::{Properties, RelaxedMode, access_of, allocation_properties, current};
 use crate::device::ledger::{Call, Ledger};
 use crate::device::live_streams::LiveStreams;
-use crate::device::permanent_streams::PermanentStreams;
 use crate::device::spans::Spans;
+use crate::device::stream_key::{PER_THREAD, is_capturing};
+use crate::device::synchronize::{Events, OUT_OF_MEMORY, synchronize, synchronize_in_capture};
 use crate::driver::Functions;
 use crate::driver::sys::*;
 use crate::util::message;
-use crate::util::reentrancy::{self, Inside};
-pub use crate::util::thread::thread_number;
+use crate::util::thread::thread_number;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
-use std::ffi::CStr;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-const OUT_OF_MEMORY: u32 = CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
-
-/// Legacy default stream and per-thread default stream, as handles (`CU_STREAM_LEGACY`,
-/// `CU_STREAM_PER_THREAD` in `cuda.h`).
-const LEGACY: u64 = 1;
-pub const PER_THREAD: u64 = 2;
-
-/// Stands for the id of a stream that is being captured, which cannot be asked for, where it is not known
-/// already ([`Streams`]). So to the pool it is another stream than before and after the capture, whose
-/// memory it can only have as any other could. Two streams of one handle, each captured, the first
-/// destroyed before the second was made, are one stream to it; PyTorch's own streams are never destroyed.
-const CAPTURED: u64 = u64::MAX;
-
-/// What one device is.
-#[derive(Clone, Debug)]
-pub struct Properties {
-    pub name: String,
-    pub device: CUdevice,
-    pub context: usize,
-    pub total: u64,
-    /// 0 where memory cannot be mapped.
-    pub granularity: u64,
-    /// This device and those that can reach its memory: all get access to what is mapped.
-    pub reachable_by: Vec<CUdevice>,
-    /// Whether chunks can be made so that another process can have a file descriptor of them.
-    pub exportable: bool,
-    /// Whether they can be made so that network cards reach them, as they do `cudaMalloc`'s memory.
-    pub rdma: bool,
-    /// Tells the device from every other, in every process.
-    pub uuid: [u8; 16],
-}
-
 /// Something that the driver would not take back.
 #[derive(Clone, Copy)]
-enum Leftover {
+enum PendingRelease {
     Chunk {
         handle: Handle,
         size: u64,
@@ -93,7 +61,7 @@ pub struct DriverGpu {
     beside_default: usize,
     /// What the driver did not take back when it was asked to; asked again before more is taken, and
     /// when all is given back.
-    leftovers: Vec<Leftover>,
+    pending_releases: Vec<PendingRelease>,
     /// A stream is being captured: nothing may wait or ask.
     pub capturing: bool,
     /// The same, but only while memory is found for the stream that is.
@@ -114,387 +82,11 @@ pub struct DriverGpu {
     live: Arc<LiveStreams>,
 }
 
-/// A device's name and its memory in bytes, without taking it up.
-pub fn name_and_bytes(functions: &Functions, ordinal: i32) -> (String, usize) {
-    let (mut device, mut name, mut total) = (0, [0; 128], 0);
-    // SAFETY: every pointer is to a local that outlives its call; the name is bounded by the length
-    // given, and ends in a NUL.
-    let name = unsafe {
-        if (functions.cuDeviceGet)(&mut device, ordinal) == 0 {
-            (functions.cuDeviceGetName)(name.as_mut_ptr(), name.len() as i32 - 1, device);
-            (functions.cuDeviceTotalMem_v2)(&mut total, device);
-        }
-        CStr::from_ptr(name.as_ptr())
-    };
-    (name.to_string_lossy().into_owned(), total)
-}
-
-impl Properties {
-    /// Asks the driver. The primary context is retained for good: it is the one that the CUDA
-    /// runtime, and so PyTorch, works in.
-    pub fn of(functions: &Functions, ordinal: i32, devices: i32) -> Result<Self, String> {
-        let failed = |what: &str, status| {
-            format!(
-                "device {ordinal}: {what} failed: {}",
-                functions.error_name(status)
-            )
-        };
-        let mut device = 0;
-        // SAFETY: in this function every pointer is to a local that outlives its call.
-        let status = unsafe { (functions.cuDeviceGet)(&mut device, ordinal) };
-        if status != 0 {
-            return Err(failed("cuDeviceGet", status));
-        }
-        let mut name = [0; 128];
-        let mut total = 0;
-        let mut context: CUcontext = ptr::null_mut();
-        // SAFETY: as above; the name is bounded by the length given.
-        unsafe {
-            (functions.cuDeviceGetName)(name.as_mut_ptr(), name.len() as i32 - 1, device);
-            (functions.cuDeviceTotalMem_v2)(&mut total, device);
-            let status = (functions.cuDevicePrimaryCtxRetain)(&mut context, device);
-            if status != 0 {
-                return Err(failed("cuDevicePrimaryCtxRetain", status));
-            }
-        }
-        let can = |what| {
-            let mut value = 0;
-            // SAFETY: as above.
-            let status = unsafe { (functions.cuDeviceGetAttribute)(&mut value, what, device) };
-            status == 0 && value != 0
-        };
-        let exportable = can(
-            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
-        );
-        let rdma =
-            can(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
-        let mut granularity = 0;
-        if can(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) {
-            let option = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-            let properties = allocation_properties(device, exportable, rdma);
-            // SAFETY: as above.
-            let status = unsafe {
-                (functions.cuMemGetAllocationGranularity)(&mut granularity, &properties, option)
-            };
-            if status != 0 || !granularity.is_power_of_two() {
-                granularity = 0;
-            }
-        }
-        let mut reachable_by = vec![device];
-        for peer in (0..devices).filter(|peer| *peer != ordinal) {
-            let (mut other, mut can) = (0, 0);
-            // SAFETY: as above.
-            let known = unsafe {
-                (functions.cuDeviceGet)(&mut other, peer) == 0
-                    && (functions.cuDeviceCanAccessPeer)(&mut can, other, device) == 0
-            };
-            if known && can != 0 {
-                reachable_by.push(other);
-            }
-        }
-        let mut uuid = [0; 16];
-        // SAFETY: as above; a `CUuuid` is 16 bytes. Where the driver has none the name is all zeros.
-        unsafe { (functions.cuDeviceGetUuid_v2)(uuid.as_mut_ptr().cast(), device) };
-        let name = name
-            .iter()
-            .take_while(|c| **c != 0)
-            .map(|c| *c as u8 as char)
-            .collect();
-        Ok(Properties {
-            name,
-            device,
-            context: context as usize,
-            total: total as u64,
-            granularity: granularity as u64,
-            reachable_by,
-            exportable,
-            rdma,
-            uuid,
-        })
-    }
-}
-
-/// What a file descriptor of a chunk is called.
-pub const FILE: CUmemAllocationHandleType =
-    CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-
-fn allocation_properties(device: CUdevice, exportable: bool, rdma: bool) -> CUmemAllocationProp {
-    // SAFETY: the structure is plain data for which zeros are valid; CUDA asks for zeros in what
-    // is not set.
-    let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
-    properties.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location = location(device);
-    if exportable {
-        properties.requestedHandleTypes = FILE;
-    }
-    properties.allocFlags.gpuDirectRDMACapable = rdma.into();
-    properties
-}
-
-/// Access of these devices, to read and to write.
-pub fn access_of(devices: &[CUdevice]) -> Vec<CUmemAccessDesc> {
-    devices
-        .iter()
-        .map(|device| CUmemAccessDesc {
-            location: location(*device),
-            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        })
-        .collect()
-}
-
-fn location(device: CUdevice) -> CUmemLocation {
-    CUmemLocation {
-        type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
-        id: device,
-    }
-}
-
 fn refusal(status: u32) -> Result<(), Refusal> {
     match status {
         0 => Ok(()),
         OUT_OF_MEMORY => Err(Refusal::OutOfMemory),
         other => Err(Refusal::Failed(other)),
-    }
-}
-
-/// The identity of a stream, given its handle. The default stream is never destroyed and needs
-/// no call; the per-thread one is named by its thread; for others the driver is asked, but for those
-/// that are known to last.
-#[inline]
-pub fn stream_key(
-    functions: &Functions,
-    context: usize,
-    permanent: &PermanentStreams,
-    handle: u64,
-) -> StreamKey {
-    match handle {
-        0 | LEGACY => StreamKey { handle: 0, id: 0 },
-        PER_THREAD => StreamKey {
-            handle,
-            id: thread_number(),
-        },
-        _ => {
-            let known = permanent.get(handle);
-            let id = known.unwrap_or_else(|| stream_id(functions, context, handle));
-            StreamKey { handle, id }
-        }
-    }
-}
-
-/// Has the driver never asked again for the identity of a stream that is never destroyed. No effect
-/// while the stream is captured: it cannot be asked for then.
-#[cold]
-pub fn keep_stream(
-    functions: &Functions,
-    context: usize,
-    permanent: &PermanentStreams,
-    handle: u64,
-) {
-    if let Some(key) = created_stream(functions, context, handle) {
-        permanent.keep(handle, key.id);
-    }
-}
-
-/// A stream that exists, but for default streams; `None` while it is captured.
-pub fn created_stream(functions: &Functions, context: usize, handle: u64) -> Option<StreamKey> {
-    if handle <= PER_THREAD {
-        return None;
-    }
-    match stream_id(functions, context, handle) {
-        0 | CAPTURED => None,
-        id => Some(StreamKey { handle, id }),
-    }
-}
-
-/// The driver's id for a stream, [`CAPTURED`] while it is captured, 0 where the driver does not know it.
-#[inline]
-fn stream_id(functions: &Functions, context: usize, handle: u64) -> u64 {
-    ask_id(functions, handle).unwrap_or_else(|| stream_id_in(functions, context, handle))
-}
-
-/// The same on a thread that has no context yet.
-#[cold]
-fn stream_id_in(functions: &Functions, context: usize, handle: u64) -> u64 {
-    let _current = current(functions, context);
-    ask_id(functions, handle).unwrap_or(0)
-}
-
-/// To ask a captured stream for its id would end the capture; to ask whether it is captured does not
-/// (H100, driver 580, every capture mode).
-#[inline]
-fn ask_id(functions: &Functions, handle: u64) -> Option<u64> {
-    let (mut capturing, mut id) = (0, 0);
-    // SAFETY: both outlive the calls; the program vouches for the handle that it passed.
-    unsafe {
-        if (functions.cuStreamIsCapturing)(handle as CUstream, &mut capturing) != 0 {
-            return None;
-        }
-        if capturing != 0 {
-            return Some(CAPTURED);
-        }
-        ((functions.cuStreamGetId)(handle as CUstream, &mut id) == 0).then_some(id)
-    }
-}
-
-/// Whether a stream is being captured; `None` where the driver will not say, as for the default
-/// stream while a stream that waits for it is.
-pub fn is_capturing(functions: &Functions, context: usize, handle: u64) -> Option<bool> {
-    let _current = current(functions, context);
-    let mut status = 0;
-    // SAFETY: `status` outlives the call; the program is using the stream just now.
-    match unsafe { (functions.cuStreamIsCapturing)(handle as CUstream, &mut status) } {
-        0 => Some(status != 0),
-        _ => None,
-    }
-}
-
-/// The context of another device that a stream belongs to; `None` where it is this device's, or a
-/// default stream, which is taken to be.
-pub fn foreign_context(functions: &Functions, context: usize, handle: u64) -> Option<usize> {
-    if handle <= PER_THREAD {
-        return None;
-    }
-    let _current = current(functions, context);
-    let mut owner: CUcontext = ptr::null_mut();
-    // SAFETY: `owner` outlives the call; the program is using the stream just now.
-    let status = unsafe { (functions.cuStreamGetCtx)(handle as CUstream, &mut owner) };
-    (status == 0 && owner as usize != context).then_some(owner as usize)
-}
-
-/// Bytes of an allocation that is made only to be freed.
-const LEAST: usize = 512;
-
-/// Waits for all work of a context, whatever is being captured, and breaks no capture: `cuMemFree` waits
-/// for the device, and a thread may call it in relaxed mode while streams capture. With `as_program` in the
-/// thread's own mode, in which it fails where the program's own call would. The driver's status.
-pub fn synchronize_in_capture(functions: &Functions, context: usize, as_program: bool) -> u32 {
-    let _current = current(functions, context);
-    let _relaxed = (!as_program).then(|| RelaxedMode::enter(functions));
-    let (mut address, mut host) = (0, ptr::null_mut());
-    // SAFETY: both outlive the calls, and are freed only where the driver gave them.
-    unsafe {
-        match (functions.cuMemAlloc_v2)(&mut address, LEAST) {
-            0 => (functions.cuMemFree_v2)(address),
-            // To free page-locked memory waits as well.
-            OUT_OF_MEMORY => match (functions.cuMemAllocHost_v2)(&mut host, LEAST) {
-                0 => (functions.cuMemFreeHost)(host),
-                status => status,
-            },
-            status => status,
-        }
-    }
-}
-
-/// What calls this thread may make while streams capture: all that end no capture, until dropped.
-struct RelaxedMode<'a> {
-    functions: &'a Functions,
-    before: CUstreamCaptureMode,
-}
-
-impl<'a> RelaxedMode<'a> {
-    fn enter(functions: &'a Functions) -> Self {
-        let mut before = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: `before` outlives the call, which writes the thread's mode to it.
-        unsafe { (functions.cuThreadExchangeStreamCaptureMode)(&mut before) };
-        RelaxedMode { functions, before }
-    }
-}
-
-impl Drop for RelaxedMode<'_> {
-    fn drop(&mut self) {
-        // SAFETY: as above.
-        unsafe { (self.functions.cuThreadExchangeStreamCaptureMode)(&mut self.before) };
-    }
-}
-
-/// Events of one context, to be used again.
-#[derive(Default)]
-pub struct Events(Vec<usize>);
-
-impl Events {
-    fn take(&mut self, functions: &Functions) -> Option<usize> {
-        if let Some(event) = self.0.pop() {
-            return Some(event);
-        }
-        let mut event: CUevent = ptr::null_mut();
-        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        // SAFETY: `event` outlives the call.
-        let status = unsafe { (functions.cuEventCreate)(&mut event, flags) };
-        (status == 0).then_some(event as usize)
-    }
-
-    /// Lets go of them, in their context; they went with it where it has `ended`.
-    fn drop_all(&mut self, functions: &Functions, ended: bool) {
-        for event in self.0.drain(..).filter(|_| !ended) {
-            // SAFETY: events of ours that nothing waits for, in a context that lives.
-            unsafe { (functions.cuEventDestroy_v2)(event as CUevent) };
-        }
-    }
-}
-
-/// Waits for all work of a context while no stream is captured: the event is recorded while none can begin,
-/// and a capture that begins during the wait goes on. The driver's status; `None` where streams capture, or
-/// may.
-pub fn synchronize(functions: &Functions, context: usize, events: &Mutex<Events>) -> Option<u32> {
-    let no_capture = NoCapture::hold()?;
-    let _current = current(functions, context);
-    let Some(event) = events.lock().take(functions) else {
-        // The context has failed: it says how.
-        // SAFETY: no arguments.
-        return Some(unsafe { (functions.cuCtxSynchronize)() });
-    };
-    // SAFETY: an event of this context, which was retained.
-    let mut status =
-        unsafe { (functions.cuCtxRecordEvent)(context as CUcontext, event as CUevent) };
-    drop(no_capture);
-    if status == 0 {
-        let _relaxed = RelaxedMode::enter(functions);
-        // SAFETY: an event of ours that was recorded.
-        status = unsafe { (functions.cuEventSynchronize)(event as CUevent) };
-    }
-    events.lock().0.push(event);
-    Some(status)
-}
-
-/// Waits for a stream that exists, in the thread's own context where it is a default stream.
-pub fn synchronize_stream(functions: &Functions, handle: u64) {
-    let _inside = reentrancy::enter();
-    // SAFETY: the program is using the stream just now. Where it has failed there is nothing to wait for.
-    unsafe { (functions.cuStreamSynchronize)(handle as CUstream) };
-}
-
-/// Makes the device's primary context current until dropped, if it is not already. Meanwhile the thread is
-/// inside: the driver works for us.
-pub struct Current<'a> {
-    functions: &'a Functions,
-    pushed: bool,
-    _inside: Inside,
-}
-
-impl Drop for Current<'_> {
-    fn drop(&mut self) {
-        if self.pushed {
-            let mut popped: CUcontext = ptr::null_mut();
-            // SAFETY: pops what `current` pushed on this thread.
-            unsafe { (self.functions.cuCtxPopCurrent_v2)(&mut popped) };
-        }
-    }
-}
-
-/// Makes the context current for this thread, until what it answers is dropped.
-pub fn current<'a>(functions: &'a Functions, context: usize) -> Current<'a> {
-    let _inside = reentrancy::enter();
-    let mut now: CUcontext = ptr::null_mut();
-    // SAFETY: `now` outlives the call.
-    let known = unsafe { (functions.cuCtxGetCurrent)(&mut now) } == 0;
-    let is_current = known && now as usize == context;
-    // SAFETY: the primary context was retained and stays.
-    let push = || unsafe { (functions.cuCtxPushCurrent_v2)(context as CUcontext) } == 0;
-    let pushed = !is_current && push();
-    Current {
-        functions,
-        pushed,
-        _inside,
     }
 }
 
@@ -516,7 +108,7 @@ impl DriverGpu {
             foreign: HashMap::new(),
             foreign_events: HashMap::new(),
             beside_default: 0,
-            leftovers: Vec::new(),
+            pending_releases: Vec::new(),
             capturing: false,
             attending: false,
             wanted_on: None,
@@ -662,42 +254,45 @@ impl DriverGpu {
 
     /// Whether a mapping that the driver did not take down holds this: it goes after that. A chunk's memory
     /// is the device's again only without a mapping.
-    fn is_held(&self, what: Leftover) -> bool {
-        self.leftovers.iter().any(|left| match (*left, what) {
-            (Leftover::Mapping { chunk, .. }, Leftover::Chunk { handle, .. }) => {
-                chunk == Some(handle)
-            }
-            (Leftover::Mapping { address: at, .. }, Leftover::Addresses { address, size }) => {
-                (address..address + size).contains(&at)
-            }
-            _ => false,
-        })
+    fn is_held(&self, what: PendingRelease) -> bool {
+        self.pending_releases
+            .iter()
+            .any(|left| match (*left, what) {
+                (PendingRelease::Mapping { chunk, .. }, PendingRelease::Chunk { handle, .. }) => {
+                    chunk == Some(handle)
+                }
+                (
+                    PendingRelease::Mapping { address: at, .. },
+                    PendingRelease::Addresses { address, size },
+                ) => (address..address + size).contains(&at),
+                _ => false,
+            })
     }
 
     /// Gives something back, now or later.
-    fn give_back(&mut self, what: Leftover) {
+    fn give_back(&mut self, what: PendingRelease) {
         if self.is_held(what) {
-            self.leftovers.push(what);
+            self.pending_releases.push(what);
             return;
         }
         let status = match what {
-            Leftover::Chunk { handle, .. } => self.call(Call::Release, |f| {
+            PendingRelease::Chunk { handle, .. } => self.call(Call::Release, |f| {
                 // SAFETY: the pool created the chunk, and has forgotten it.
                 unsafe { (f.cuMemRelease)(handle) }
             }),
-            Leftover::Segment { address, .. } => self.call(Call::Free, |f| {
+            PendingRelease::Segment { address, .. } => self.call(Call::Free, |f| {
                 // SAFETY: the pool allocated the segment, and has forgotten it.
                 unsafe { (f.cuMemFree_v2)(address) }
             }),
-            Leftover::Mapping { address, size, .. } => self.call(Call::Unmap, |f| {
+            PendingRelease::Mapping { address, size, .. } => self.call(Call::Unmap, |f| {
                 // SAFETY: the pool made the mapping, and nothing uses it.
                 unsafe { (f.cuMemUnmap)(address, size as usize) }
             }),
-            Leftover::Addresses { address, size } => self.call(Call::FreeAddress, |f| {
+            PendingRelease::Addresses { address, size } => self.call(Call::FreeAddress, |f| {
                 // SAFETY: the pool reserved the range, has forgotten it, and nothing is mapped in it.
                 unsafe { (f.cuMemAddressFree)(address, size as usize) }
             }),
-            Leftover::Imported { address } => {
+            PendingRelease::Imported { address } => {
                 let _current = current(&self.functions, self.properties.context);
                 // SAFETY: opened once for each time that it is closed, and nothing uses it.
                 unsafe { (self.functions.cuIpcCloseMemHandle)(address) }
@@ -705,31 +300,35 @@ impl DriverGpu {
         };
         match what {
             // It went with its context. Asked again later, the driver would take back what is there by then.
-            Leftover::Segment { size, .. } if self.ended => self.ledger.give(size),
-            Leftover::Imported { .. } if self.ended => {}
-            _ if status != 0 => self.leftovers.push(what),
-            Leftover::Chunk { size, .. } | Leftover::Segment { size, .. } => self.ledger.give(size),
-            Leftover::Mapping { .. } | Leftover::Addresses { .. } | Leftover::Imported { .. } => {}
+            PendingRelease::Segment { size, .. } if self.ended => self.ledger.give(size),
+            PendingRelease::Imported { .. } if self.ended => {}
+            _ if status != 0 => self.pending_releases.push(what),
+            PendingRelease::Chunk { size, .. } | PendingRelease::Segment { size, .. } => {
+                self.ledger.give(size)
+            }
+            PendingRelease::Mapping { .. }
+            | PendingRelease::Addresses { .. }
+            | PendingRelease::Imported { .. } => {}
         }
     }
 
     /// Takes down what is mapped of another process's memory in a range that was reserved for it: its first
     /// `mapped` bytes. Nothing uses it any more.
     pub fn unmap_shared(&mut self, address: u64, mapped: u64, size: u64) {
-        self.give_back_leftovers();
+        self.retry_pending_releases();
         if mapped > 0 {
-            self.give_back(Leftover::Mapping {
+            self.give_back(PendingRelease::Mapping {
                 address,
                 size: mapped,
                 chunk: None,
             });
         }
-        self.give_back(Leftover::Addresses { address, size });
+        self.give_back(PendingRelease::Addresses { address, size });
     }
 
     /// Lets go of the handle of a chunk of another process's, which counts its bytes.
     pub fn release_shared(&mut self, chunk: Handle) {
-        self.give_back(Leftover::Chunk {
+        self.give_back(PendingRelease::Chunk {
             handle: chunk,
             size: 0,
         });
@@ -737,13 +336,13 @@ impl DriverGpu {
 
     /// Closes a plain segment of another process once.
     pub fn close_segment(&mut self, address: u64) {
-        self.give_back_leftovers();
-        self.give_back(Leftover::Imported { address });
+        self.retry_pending_releases();
+        self.give_back(PendingRelease::Imported { address });
     }
 
     /// Tries once more what could not be given back.
-    pub fn give_back_leftovers(&mut self) {
-        for what in std::mem::take(&mut self.leftovers) {
+    pub fn retry_pending_releases(&mut self) {
+        for what in std::mem::take(&mut self.pending_releases) {
             self.give_back(what);
         }
     }
@@ -773,7 +372,7 @@ impl Gpu for DriverGpu {
     }
 
     fn has_room(&mut self, size: u64) -> Result<(), Refusal> {
-        self.give_back_leftovers();
+        self.retry_pending_releases();
         match self.memory_info() {
             _ if !self.ledger.allows(size) => Err(Refusal::OverLimit),
             Some((free, _)) if free < size => Err(Refusal::OutOfMemory),
@@ -782,7 +381,7 @@ impl Gpu for DriverGpu {
     }
 
     fn create(&mut self, size: u64) -> Result<Handle, Refusal> {
-        self.give_back_leftovers();
+        self.retry_pending_releases();
         if !self.ledger.allows(size) {
             return Err(Refusal::OverLimit);
         }
@@ -806,7 +405,7 @@ impl Gpu for DriverGpu {
 
     fn release(&mut self, chunk: Handle, size: u64) {
         self.spans.remove_part(chunk);
-        self.give_back(Leftover::Chunk {
+        self.give_back(PendingRelease::Chunk {
             handle: chunk,
             size,
         });
@@ -822,7 +421,7 @@ impl Gpu for DriverGpu {
     }
 
     fn unreserve(&mut self, address: u64, size: u64) {
-        self.give_back(Leftover::Addresses { address, size });
+        self.give_back(PendingRelease::Addresses { address, size });
     }
 
     fn map(&mut self, address: u64, size: u64, chunk: Handle) -> Result<(), Refusal> {
@@ -835,7 +434,7 @@ impl Gpu for DriverGpu {
             result = self.set_access_one_by_one(address, size);
         }
         if result.is_err() {
-            self.give_back(Leftover::Mapping {
+            self.give_back(PendingRelease::Mapping {
                 address,
                 size,
                 chunk: Some(chunk),
@@ -855,7 +454,7 @@ impl Gpu for DriverGpu {
         if !self.ledger.allows(size) {
             return Err(Refusal::OverLimit);
         }
-        self.give_back_leftovers();
+        self.retry_pending_releases();
         let mut address = 0;
         // A capture on any stream forbids the call, unless this thread says that it knows better:
         // the memory is no part of the graph. PyTorch's allocator does the same.
@@ -873,7 +472,7 @@ impl Gpu for DriverGpu {
 
     fn free(&mut self, address: u64, size: u64) {
         self.spans.remove_part(address);
-        self.give_back(Leftover::Segment { address, size });
+        self.give_back(PendingRelease::Segment { address, size });
     }
 
     fn now(&self) -> u64 {
@@ -1044,7 +643,7 @@ impl DriverGpu {
 
 impl Drop for DriverGpu {
     fn drop(&mut self) {
-        self.give_back_leftovers();
+        self.retry_pending_releases();
         self.drop_events(false);
     }
 }

@@ -69,27 +69,27 @@ impl Figures {
 impl Device {
     /// Sets the peaks to what there is now.
     pub fn reset_peaks(&self) {
-        let mut state = self.settled();
+        let mut state = self.lock_flushed();
         state.pool.counters_mut().reset_peaks();
         state.pool.reset_arena_peaks();
     }
 
     /// Sets the sums of what was ever allocated and freed to 0.
     pub fn reset_accumulated(&self) {
-        let mut state = self.settled();
+        let mut state = self.lock_flushed();
         state.pool.counters_mut().reset_accumulated();
         state.pool.reset_arena_sums();
     }
 
     /// What the pool looks like now.
     pub fn figures(&self) -> Figures {
-        self.figures_of(&self.settled())
+        self.figures_of(&self.lock_flushed())
     }
 
     /// The same, unless another thread keeps the device locked for so long.
     pub fn figures_within(&self, patience: Duration) -> Option<Figures> {
         let mut state = self.state.try_lock_for(patience)?;
-        self.empty_all(&mut state);
+        self.flush_caches(&mut state);
         Some(self.figures_of(&state))
     }
 

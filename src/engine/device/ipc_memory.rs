@@ -1,7 +1,7 @@
 //! A device's memory for other processes, and theirs for this one: the driver calls of both.
 
 use crate::core::{Backing, Gpu};
-use crate::device::driver_gpu::{FILE, access_of, current};
+use crate::device::context::{FILE, access_of, current};
 use crate::device::ledger::Call;
 use crate::device::spans::{Export, HANDLE_SIZE, IpcError, SegmentHandle, Span};
 use crate::device::{Device, State};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 const LAZY_PEER_ACCESS: u32 = 1;
 
 /// A block in use as other processes can find it.
-pub struct Shared {
+pub struct IpcBlock {
     pub(crate) span: Arc<Span>,
     /// Where the block starts.
     pub start: u64,
@@ -25,7 +25,7 @@ pub struct Shared {
     pub segment: Option<u64>,
 }
 
-impl Shared {
+impl IpcBlock {
     /// The number of the span that it lies in.
     #[cfg(test)]
     pub(crate) fn span_number(&self) -> u64 {
@@ -36,8 +36,8 @@ impl Shared {
 impl Device {
     /// Where other processes can find the block in use around `address`. They can as long as it is in
     /// use.
-    pub fn share(&self, address: u64) -> Result<Shared, IpcError> {
-        let mut state = self.settled();
+    pub fn share(&self, address: u64) -> Result<IpcBlock, IpcError> {
+        let mut state = self.lock_flushed();
         let pool = &state.pool;
         let start = pool.block_around(address).ok_or(IpcError::Unknown)?.start;
         let backing = pool.backing(start).ok_or(IpcError::Unknown)?;
@@ -46,8 +46,8 @@ impl Device {
 
     /// The same for a tensor's memory, as [`Device::allocation`] found it around `address`. What is a private
     /// pool's is shared whole: where others can find it does not change while the pool is in use.
-    pub fn share_tensor(&self, address: u64) -> Result<Shared, IpcError> {
-        let mut state = self.settled();
+    pub fn share_tensor(&self, address: u64) -> Result<IpcBlock, IpcError> {
+        let mut state = self.lock_flushed();
         let pool = &state.pool;
         let found = pool.allocation_around(address).ok_or(IpcError::Unknown)?;
         let start = found.found.start;
@@ -63,7 +63,7 @@ impl Device {
         state: &mut State,
         start: u64,
         backing: Backing,
-    ) -> Result<Shared, IpcError> {
+    ) -> Result<IpcBlock, IpcError> {
         let State { pool, .. } = state;
         if backing.mapped && !pool.gpu().is_exportable() {
             return Err(IpcError::Forbidden(format!(
@@ -76,7 +76,7 @@ impl Device {
             pool.gpu_mut().spans.sweep(&home);
         }
         let segment = (!backing.mapped).then_some(backing.start);
-        Ok(Shared {
+        Ok(IpcBlock {
             span: pool
                 .gpu_mut()
                 .spans

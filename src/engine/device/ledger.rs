@@ -65,7 +65,7 @@ struct Counted {
 pub struct Ledger {
     held: AtomicU64,
     /// What the program has from the driver itself, and counts towards the limit.
-    outside: AtomicU64,
+    unpooled: AtomicU64,
     limit: AtomicU64,
     calls: [Counted; Call::ALL.len()],
 }
@@ -74,7 +74,7 @@ impl Ledger {
     pub fn new() -> Self {
         Ledger {
             held: AtomicU64::new(0),
-            outside: AtomicU64::new(0),
+            unpooled: AtomicU64::new(0),
             limit: AtomicU64::new(u64::MAX),
             calls: Default::default(),
         }
@@ -107,7 +107,7 @@ impl Ledger {
 
     /// Whether `size` more bytes stay within the limit.
     pub fn allows(&self, size: u64) -> bool {
-        let held = self.held.load(Relaxed) + self.outside();
+        let held = self.held.load(Relaxed) + self.unpooled();
         held.saturating_add(size) <= self.limit.load(Relaxed)
     }
 
@@ -119,12 +119,12 @@ impl Ledger {
         self.held.fetch_sub(size, Relaxed);
     }
 
-    pub fn outside(&self) -> u64 {
-        self.outside.load(Relaxed)
+    pub fn unpooled(&self) -> u64 {
+        self.unpooled.load(Relaxed)
     }
 
-    pub fn set_outside(&self, bytes: u64) {
-        self.outside.store(bytes, Relaxed);
+    pub fn set_unpooled(&self, bytes: u64) {
+        self.unpooled.store(bytes, Relaxed);
     }
 
     /// The limit in bytes; `u64::MAX` where there is none.

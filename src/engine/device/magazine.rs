@@ -1,17 +1,15 @@
-//! Magazines: where a thread's blocks go that are given back without waiting (`free:relaxed`), and
-//! come from again, so that threads seldom meet.
+//! Magazines (Bonwick's): deferred frees by thread (`free:relaxed`), so that threads seldom contend.
 //!
-//! A magazine collects blocks in batches. Behind each full one goes an event of the whole device, and
-//! once that has passed the blocks are handed out again, for the same size. All of it stays with the
-//! thread, in a lock that others take only in passing; one call in a batch needs the device's lock.
-//! What a magazine has no room for lies in the device's own store ([`Depot`]).
+//! A magazine collects the blocks that its thread frees in batches. An event of the whole device is recorded behind
+//! each full batch; once it has completed, the batch's blocks are allocated again, for the same size. All of that
+//! takes the magazine's own lock, and one call in a batch the device's. What a magazine has no room for goes to the
+//! [`Depot`].
 //!
-//! To the pool a block in a magazine is in use, and so it is where a block is looked for by its address
-//! ([`Magazines::has`] tells). Whoever looks at the pool as a whole, or wants memory that it does not
-//! have, empties the magazines into the store first.
+//! To the pool a block in a magazine is in use, and so it is to a look-up by address ([`Magazines::has`] tells them
+//! apart). All that needs the pool's true state, or more memory than it has, empties the magazines into the depot
+//! first.
 //!
-//! Locks are taken in one order: the device's, then a magazine's. Blocks come to be known to a magazine
-//! and cease to be under both.
+//! Locks: see the order at the top of the device module.
 
 use crate::core::{ALL_STREAMS, Event, Gpu, LiveBlock, Origin, Pool};
 use crate::device::depot::{DeferredBlock, Depot};
@@ -23,10 +21,10 @@ use std::collections::VecDeque;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// More threads than this share magazines.
+/// Magazines of a device; more threads than this share them.
 const MAGAZINES: usize = 16;
 
-/// Blocks that a magazine can know: in use, or lying there.
+/// Blocks that a magazine can know, in use or freed to it.
 const KNOWN: usize = 1024;
 
 /// Blocks behind one event, at most.
@@ -220,7 +218,7 @@ impl Magazines {
         Some(magazine.lock())
     }
 
-    /// Empties every magazine into the device's store.
+    /// Empties every magazine into the depot.
     pub fn empty(&self, depot: &mut Depot, pool: &mut Pool<DriverGpu>) {
         let mut made = self.made.load(Relaxed);
         while made != 0 {
@@ -281,7 +279,7 @@ impl Magazine {
     }
 
     /// Puts an event behind the latest blocks, or where there is no room for more, or no event, them
-    /// into the store.
+    /// into the depot.
     pub fn close(&mut self, share: u64, depot: &mut Depot, pool: &mut Pool<DriverGpu>) {
         // Another thread with the same magazine may have been quicker.
         if self.open.places.is_empty() {
@@ -299,7 +297,7 @@ impl Magazine {
                 self.waiting_bytes += batch.bytes;
                 self.waiting.push_back((event, batch));
             }
-            None => self.pour_open(depot, pool),
+            None => self.move_open_to_depot(depot, pool),
         }
     }
 
@@ -315,7 +313,7 @@ impl Magazine {
         pool.gpu_mut().release_event(event);
         self.waiting_bytes -= batch.bytes;
         if self.ready_bytes + batch.bytes > share {
-            self.pour_ready(depot, pool);
+            self.move_ready_to_depot(depot, pool);
         }
         if !batch.mixed {
             let at = self.ready_at(batch.requested, depot, pool);
@@ -345,7 +343,7 @@ impl Magazine {
         let known = self.ready.iter().position(|it| it.requested == requested);
         known.unwrap_or_else(|| {
             if self.ready.len() >= SIZES {
-                self.pour_ready(depot, pool);
+                self.move_ready_to_depot(depot, pool);
             }
             self.ready.push(Ready {
                 requested,
@@ -400,16 +398,16 @@ impl Magazine {
 
     fn empty(&mut self, depot: &mut Depot, pool: &mut Pool<DriverGpu>) {
         self.recycled.tell(Origin::Cuda, pool);
-        self.pour_ready(depot, pool);
+        self.move_ready_to_depot(depot, pool);
         while let Some((event, mut batch)) = self.waiting.pop_front() {
             let blocks = self.release(&mut batch, &mut depot.holders);
-            depot.await_event(event, blocks, pool);
+            depot.add_waiting(event, blocks, pool);
         }
         self.waiting_bytes = 0;
-        self.pour_open(depot, pool);
+        self.move_open_to_depot(depot, pool);
     }
 
-    fn pour_open(&mut self, depot: &mut Depot, pool: &mut Pool<DriverGpu>) {
+    fn move_open_to_depot(&mut self, depot: &mut Depot, pool: &mut Pool<DriverGpu>) {
         let mut open = std::mem::take(&mut self.open);
         for block in self.release(&mut open, &mut depot.holders) {
             depot.put(block, pool);
@@ -417,14 +415,14 @@ impl Magazine {
         self.open = open;
     }
 
-    fn pour_ready(&mut self, depot: &mut Depot, pool: &mut Pool<DriverGpu>) {
+    fn move_ready_to_depot(&mut self, depot: &mut Depot, pool: &mut Pool<DriverGpu>) {
         for Ready { places, .. } in std::mem::take(&mut self.ready) {
             let mut ready = Batch {
                 places,
                 ..Batch::default()
             };
             let blocks = self.release(&mut ready, &mut depot.holders);
-            depot.restock(blocks, pool);
+            depot.add_ready(blocks, pool);
         }
         self.ready_bytes = 0;
     }

@@ -1,59 +1,81 @@
-//! One device: its pool behind a lock.
+//! One device: its pool behind a lock, and the caches in front of that lock.
+//!
+//! [`Device::allocate`] and [`Device::free`] are the fast paths, each with one slow path; `oom` has the steps of an
+//! allocation for which the pool has no free block.
+//!
+//! # The order of locks
+//! 1. the device's (`Device::state`),
+//! 2. a stream cache's (`stream_cache`),
+//! 3. a magazine's (`magazine`),
+//! 4. what is taken for a moment, and nothing else under it: the events of waits, live streams, the history's marks.
+//!
+//! A thread takes them in this order only. With a stream cache's lock held the device's may be tried, not waited
+//! for. Stream caches are opened and closed, and blocks come to be known to a magazine and cease to be, under both
+//! the device's lock and theirs. Suppliers and observers are called with no lock held.
 
 mod capture_graph;
 mod capture_reuse;
 pub mod captures;
+pub(crate) mod context;
 mod cuda_semantics;
 mod depot;
-pub(crate) mod driver_gpu;
+mod driver_gpu;
 pub mod exported;
 pub mod external_cache;
 mod figures;
 pub mod history;
 mod ipc_memory;
 mod ledger;
+mod limits;
 pub mod live_streams;
+mod lookup;
 mod magazine;
+mod oom;
 mod oom_report;
 pub mod owner_hint;
 mod permanent_streams;
 mod pool_checkpoint;
 mod private_pools;
+mod purge;
 mod snapshot;
 pub mod spans;
 mod stream_cache;
+mod stream_key;
 mod supplier;
+mod synchronize;
 mod uncached;
 
-pub use cuda_semantics::Usage;
-pub use driver_gpu::thread_number;
+pub use crate::util::thread::thread_number;
+pub use cuda_semantics::MemoryInUse;
 pub use figures::{Figures, set_torch_allocator};
-pub use ipc_memory::Shared;
+pub use ipc_memory::IpcBlock;
 pub use ledger::{Call, CallFigures};
 pub use oom_report::OutOfMemory;
-pub use permanent_streams::PermanentMap;
+pub use permanent_streams::InsertOnlyMap;
 pub use pool_checkpoint::NotRestored;
-pub use private_pools::{PoolId, Route};
+pub use private_pools::{PoolId, PoolRoute};
 pub use supplier::Supplier;
 
-use capture_reuse::{Branches, Users};
+use capture_reuse::{CaptureReuse, CaptureUsers};
 use depot::Depot;
 use magazine::Magazines;
 use oom_report::Bytes;
-use private_pools::{From, PrivatePools, Routed};
+use private_pools::{ActiveRoute, PrivatePools, Source};
 
 use crate::core::{
-    Allocated, ArenaId, BLOCK, LiveBlock, Metadata, Origin, Policy, Pool, Refusal, SHARED_ARENA,
-    Shortage, StreamKey, UNORDERED,
+    Allocated, ArenaId, LARGEST_REQUEST, LiveBlock, Metadata, Origin, Policy, Pool, Refusal,
+    SHARED_ARENA, StreamKey, UNORDERED, block_size,
 };
-use crate::device::driver_gpu::{
-    DriverGpu, Events, Properties, created_stream, foreign_context, is_capturing, keep_stream,
-    stream_key,
-};
+use crate::device::context::Properties;
+use crate::device::driver_gpu::DriverGpu;
 use crate::device::ledger::Ledger;
 use crate::device::live_streams::LiveStreams;
 use crate::device::permanent_streams::PermanentStreams;
 use crate::device::stream_cache::{CacheKey, Predictors, StreamCache, StreamCaches};
+use crate::device::stream_key::{
+    add_permanent_stream, created_stream, foreign_context, stream_key,
+};
+use crate::device::synchronize::Events;
 use crate::driver::Functions;
 use crate::settings::{Free, RoundUp, Settings};
 use crate::util::lock::{CachePadded, Guard, Lock};
@@ -66,61 +88,70 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Chunks given back before others get their turn at the device: a millisecond or so (H100).
-const CHUNKS_AT_ONCE: usize = 32;
-
 struct State {
     pool: Pool<DriverGpu>,
     round_up: RoundUp,
-    /// Blocks come from the driver one by one; and those that did, with their sizes.
+    /// Each block comes from the driver (`uncached`).
     uncached: bool,
+    /// Blocks that came from the driver one by one, with their sizes.
     blocks: HashMap<u64, u64>,
     predictors: Predictors,
     private: PrivatePools,
     /// Who supplied which segment, by address.
     suppliers: HashMap<u64, Arc<dyn Supplier>>,
-    routes: Vec<Routed>,
-    /// Blocks that wait for no one stream.
+    routes: Vec<ActiveRoute>,
+    /// Deferred frees that are in no magazine.
     depot: Depot,
-    /// Streams of one capture that use a block in use, where no others do.
-    users: HashMap<u64, Users>,
-    branches: Branches,
+    /// Streams of one capture that use a block, by its address, if no others do.
+    capture_users: HashMap<u64, CaptureUsers>,
+    capture_reuse: CaptureReuse,
     history: History,
-    /// How many blocks had ever been handed out and taken back when idle memory was last looked after,
-    /// and since when it has been so many.
+    /// For [`Device::purge_idle`]: how many allocations and frees there had been at the last call, and when that
+    /// number last changed.
     seen: (u64, Duration),
 }
 
 impl State {
-    /// Whether a block, which is in use to the pool, was set aside: of those of no stream's, what is marked as
-    /// shared.
+    /// Whether a block that is in use to the pool is a deferred free: one of no stream that is marked as used by
+    /// several.
     fn is_deferred(&self, live: &LiveBlock) -> bool {
         self.pool.owner_of(live) == UNORDERED && self.pool.is_multi_stream(live)
     }
 
-    /// Which cache of a stream a block in use goes to.
+    /// Bytes of the block that a request for `requested` bytes gets: the one place where sizes are rounded up, by
+    /// `roundup_power2_divisions` and then to the unit of all blocks.
+    #[inline(always)]
+    fn block_size(&self, requested: usize) -> u64 {
+        match self.round_up.round_up(requested) as u64 {
+            // Refused by the pool, and close to overflow.
+            bytes if bytes > LARGEST_REQUEST => bytes,
+            bytes => block_size(bytes),
+        }
+    }
+
+    /// The stream cache that a block in use goes to.
     #[inline]
     fn cache_of(&self, live: &LiveBlock) -> CacheKey {
         CacheKey::of(self.pool.owner_of(live), self.pool.origin_of(live))
     }
 }
 
-/// One device and its pool. Any thread may call anything; calls on one device take turns.
+/// One device and its pool. Every function may be called by any thread; calls on one device take turns.
 pub struct Device {
     ordinal: i32,
     functions: Functions,
     properties: Arc<Properties>,
     ledger: Arc<Ledger>,
-    /// The share of the device's memory that was set last; an `f64`.
+    /// The fraction of the device's memory that was last set as the limit; the bits of an `f64`.
     fraction: AtomicU64,
-    /// Some allocations go to private pools.
+    /// Some allocations may go to private pools, or past the pool.
     routed: AtomicBool,
     /// Streams that are never destroyed.
     permanent: Box<PermanentStreams>,
     stream_caches: StreamCaches,
-    /// Blocks of no stream's that were freed without waiting.
+    /// Deferred frees by thread.
     magazines: Magazines,
-    /// `free:relaxed`: they are the only ones, and no stream cache is for them.
+    /// `free:relaxed`: frees of no stream are deferred, and have magazines in place of a stream cache.
     relaxed: bool,
     waits: CachePadded<SingleFlight>,
     /// Events for waits for the whole device.
@@ -138,7 +169,7 @@ impl Drop for Device {
     }
 }
 
-/// A request, once it is known where its memory comes from.
+/// A request, once its arena is known.
 #[derive(Clone, Copy)]
 struct Request {
     /// The bytes asked for.
@@ -153,7 +184,295 @@ struct Request {
 pub struct UnknownPointer;
 
 impl Device {
-    /// Takes up a device: its primary context is retained, no memory is taken yet.
+    /// Allocates `size` bytes that the stream (by handle) may use at once. The address is a multiple of 512.
+    ///
+    /// Costs one lock that no other stream takes if the stream has just freed a block of the same size. Otherwise
+    /// the device's lock, or both, and the pool's best fit. Waits for the GPU only where no free block fits.
+    #[inline(always)]
+    pub fn allocate(&self, size: usize, stream: u64) -> Result<u64, Box<OutOfMemory>> {
+        self.allocate_block(size, self.key(stream), Origin::Allocator)
+    }
+
+    /// The fast path of every allocation: the pool's best fit while no stream has a cache.
+    #[inline(always)]
+    fn allocate_block(
+        &self,
+        size: usize,
+        key: StreamKey,
+        origin: Origin,
+    ) -> Result<u64, Box<OutOfMemory>> {
+        if self.stream_caches.any_open() {
+            return self.allocate_cached(size, key, origin);
+        }
+        let state = self.state.lock();
+        // No cache is opened or closed, and no route begins, without this lock.
+        if self.stream_caches.any_open() || self.routed.load(Relaxed) {
+            let cache = self.stream_caches.of(CacheKey::of(key, origin));
+            return self.allocate_locked(state, cache, size, key, origin);
+        }
+        let arena = SHARED_ARENA;
+        let request = Request {
+            size,
+            key,
+            origin,
+            arena,
+        };
+        self.allocate_from_arena(state, None, request, false)
+    }
+
+    /// The fast path while streams have caches: a block of the same size from the stream's own.
+    #[inline(never)]
+    fn allocate_cached(
+        &self,
+        size: usize,
+        key: StreamKey,
+        origin: Origin,
+    ) -> Result<u64, Box<OutOfMemory>> {
+        if !self.routed.load(Relaxed)
+            && let Some(mut cache) = self.stream_caches.of(CacheKey::of(key, origin))
+        {
+            return match cache.take(key, size as u64) {
+                Some(address) => Ok(address),
+                None => self.allocate_after_miss(Some(cache), size, key, origin),
+            };
+        }
+        self.allocate_after_miss(None, size, key, origin)
+    }
+
+    /// The stream has no cache, or its cache, which is locked, has no block of the size.
+    #[inline(never)]
+    fn allocate_after_miss(
+        &self,
+        missed: Option<Guard<'_, StreamCache>>,
+        size: usize,
+        key: StreamKey,
+        origin: Origin,
+    ) -> Result<u64, Box<OutOfMemory>> {
+        if let Some(cache) = missed
+            // By the order of locks (above) the device's may only be tried.
+            && let Some(state) = self.state.try_lock()
+        {
+            return self.allocate_locked(state, Some(cache), size, key, origin);
+        }
+        let state = self.state.lock();
+        let cache = self.stream_caches.of(CacheKey::of(key, origin));
+        self.allocate_locked(state, cache, size, key, origin)
+    }
+
+    /// Allocates with the stream's cache locked, if it has one, where the request may belong to a private pool.
+    #[inline(never)]
+    fn allocate_locked(
+        &self,
+        mut state: Guard<'_, State>,
+        mut cache: Option<Guard<'_, StreamCache>>,
+        size: usize,
+        key: StreamKey,
+        origin: Origin,
+    ) -> Result<u64, Box<OutOfMemory>> {
+        let arena = match self.routed.load(Relaxed) && origin == Origin::Allocator {
+            false => SHARED_ARENA,
+            true => match self.routed(&mut state, key.handle) {
+                Source::Arena(arena) => arena,
+                Source::Restored(address) => return Ok(address),
+                Source::Driver => return self.allocate_uncached(&mut state, size),
+                Source::Nothing => {
+                    let size = size as u64;
+                    let shortage = state
+                        .pool
+                        .shortage(size, SHARED_ARENA, Refusal::OutOfMemory);
+                    return Err(self.out_of_memory(&mut state, size, shortage, SHARED_ARENA));
+                }
+            },
+        };
+        if let Some(cache) = &mut cache {
+            cache.clear(&mut state.pool);
+        }
+        let others = self.stream_caches.any_besides(cache.as_deref());
+        let request = Request {
+            size,
+            key,
+            origin,
+            arena,
+        };
+        self.allocate_from_arena(state, cache, request, others)
+    }
+
+    /// The pool's best fit, and what the stream's cache and predictor are told of it. `cache` is the stream's, which
+    /// is empty, if it has one; `others` tells whether other streams have one.
+    #[inline(always)]
+    fn allocate_from_arena(
+        &self,
+        mut state: Guard<'_, State>,
+        cache: Option<Guard<'_, StreamCache>>,
+        request: Request,
+        others: bool,
+    ) -> Result<u64, Box<OutOfMemory>> {
+        let Request {
+            size,
+            key,
+            origin,
+            arena,
+        } = request;
+        let (requested, bytes) = (size as u64, state.block_size(size));
+        let held = cache.as_deref();
+        // To the pool a cached block is in use, which no peak may count.
+        if others && state.pool.counters().would_peak(origin, bytes, requested) {
+            self.stream_caches.clear_all(held, &mut state.pool);
+        }
+        let found = state
+            .pool
+            .allocate_free(bytes, requested, key, arena, origin);
+        let allocated = match found {
+            Some(allocated) => allocated,
+            None => {
+                // Made in this branch alone, or each request would be written to the stack.
+                let request = Request {
+                    size,
+                    key,
+                    origin,
+                    arena,
+                };
+                self.allocate_slow(&mut state, held, &request, bytes)?
+            }
+        };
+        let Allocated { address, list } = allocated;
+        if arena == SHARED_ARENA && !state.pool.needs_free_event(bytes) {
+            match cache {
+                Some(cache) if cache.misses_too_often() => self.stream_caches.end(cache),
+                Some(mut cache) => cache.track(key, address, requested, bytes),
+                // Such memory has magazines instead.
+                None if self.relaxed && key == UNORDERED => {}
+                None if state.predictors.of(list).asked(address, requested) => {
+                    if let Some(mut cache) = self.stream_caches.begin(key, origin) {
+                        cache.track(key, address, requested, bytes);
+                    }
+                }
+                None => {}
+            }
+        }
+        Ok(address)
+    }
+
+    /// Frees a block; the stream that it was allocated on may get it again at once. `stream` is that stream's
+    /// handle if the caller knows it, which makes the block quicker to find: another one costs time, no more.
+    ///
+    /// Costs one lock that no other stream takes if the stream's cache takes the block, else the device's.
+    #[inline(always)]
+    pub fn free(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
+        match self.stream_caches.any_open() {
+            true => self.free_cached(address, CacheKey::of_handle(stream)),
+            false => self.free_to_pool(self.state.lock(), None, address),
+        }
+    }
+
+    /// The fast path while streams have caches: the block goes to this one, if it belongs there.
+    #[inline(never)]
+    fn free_cached(&self, address: u64, owner: CacheKey) -> Result<(), UnknownPointer> {
+        match self.stream_caches.of(owner) {
+            Some(mut cache) => match cache.put(address) {
+                true => Ok(()),
+                false => self.free_after_miss(Some(cache), address),
+            },
+            None => self.free_after_miss(None, address),
+        }
+    }
+
+    /// There is no such cache, or the one that is locked does not take the block.
+    #[inline(never)]
+    fn free_after_miss(
+        &self,
+        missed: Option<Guard<'_, StreamCache>>,
+        address: u64,
+    ) -> Result<(), UnknownPointer> {
+        if let Some(cache) = missed
+            // By the order of locks (above) the device's may only be tried.
+            && let Some(state) = self.state.try_lock()
+        {
+            return self.free_to_pool(state, Some(cache), address);
+        }
+        self.free_to_pool(self.state.lock(), None, address)
+    }
+
+    /// Frees a block to the pool, and tells its stream's cache or predictor. `held` is a cache that the caller has
+    /// locked.
+    #[inline(always)]
+    fn free_to_pool(
+        &self,
+        mut state: Guard<'_, State>,
+        held: Option<Guard<'_, StreamCache>>,
+        address: u64,
+    ) -> Result<(), UnknownPointer> {
+        let state = &mut *state;
+        let Some(mut live) = state.pool.find_live(address) else {
+            let known = Device::free_uncached(state, address);
+            return known.then_some(()).ok_or(UnknownPointer);
+        };
+        if !self.forget_in_magazine(state, &live, address) {
+            return Err(UnknownPointer);
+        }
+        let cache = match held {
+            None if !self.stream_caches.any_open() => None,
+            held => {
+                let owner = state.cache_of(&live);
+                match held.filter(|cache| cache.belongs_to(owner)) {
+                    None => self.stream_caches.of(owner),
+                    its => its,
+                }
+            }
+        };
+        match cache {
+            Some(mut cache) => {
+                if !cache.forget(address) {
+                    return Err(UnknownPointer);
+                }
+                if !cache.is_empty() {
+                    cache.clear(&mut state.pool);
+                    live = state.pool.find_live(address).ok_or(UnknownPointer)?;
+                }
+            }
+            None => state
+                .predictors
+                .of(live.list)
+                .freed(address, live.requested),
+        }
+        if state.capture_users.is_empty() {
+            state.pool.free_live(live);
+        } else {
+            self.free_used(state, address, live);
+        }
+        Ok(())
+    }
+
+    /// Frees a block that streams of a capture may use.
+    #[cold]
+    #[inline(never)]
+    fn free_used(&self, state: &mut State, address: u64, live: LiveBlock) {
+        let shared = state.pool.is_multi_stream(&live);
+        let users = state.capture_users.remove(&address);
+        state.pool.free_live(live);
+        if shared && let Some(users) = users {
+            self.defer_in_capture(state, &live, &users);
+        }
+    }
+
+    /// Has the caches forget a block in use, which is freed in another way. False if it is free: it lies in a
+    /// stream cache or magazine.
+    fn forget_cached(&self, state: &mut State, live: &LiveBlock, address: u64) -> bool {
+        let cache = self.stream_caches.of(state.cache_of(live));
+        cache.is_none_or(|mut cache| cache.forget(address))
+            && self.forget_in_magazine(state, live, address)
+    }
+
+    /// The part of [`Device::forget_cached`] that concerns magazines.
+    #[inline]
+    fn forget_in_magazine(&self, state: &mut State, live: &LiveBlock, address: u64) -> bool {
+        let holders = &mut state.depot.holders;
+        !self.relaxed || self.magazines.forget(live, address, holders)
+    }
+}
+
+impl Device {
+    /// Opens a device and retains its primary context. Reserves no memory but what `preallocate` asks for.
     pub(crate) fn open(
         functions: Functions,
         ordinal: i32,
@@ -168,7 +487,7 @@ impl Device {
         let ledger = Arc::new(Ledger::new());
         let mut limit = settings.limit.map_or(u64::MAX, |limit| limit as u64);
         if settings.per_process_memory_fraction < 1.0 {
-            limit = limit.min(share(
+            limit = limit.min(limits::share(
                 settings.per_process_memory_fraction,
                 properties.total,
             ));
@@ -206,8 +525,8 @@ impl Device {
             suppliers: HashMap::new(),
             routes: Vec::new(),
             depot: Depot::new(total),
-            users: HashMap::new(),
-            branches: Branches::new(settings.graph_capture_record_stream_reuse),
+            capture_users: HashMap::new(),
+            capture_reuse: CaptureReuse::new(settings.graph_capture_record_stream_reuse),
             history: History::default(),
             seen: (0, Duration::ZERO),
         };
@@ -253,15 +572,6 @@ impl Device {
         self.properties.total
     }
 
-    /// Hands out `size` bytes that the stream (by handle) may use at once. Aligned to 512 bytes.
-    ///
-    /// Costs one lock that no other stream takes where the stream has just freed a block of the
-    /// same size, else the device's lock, or both, and the pool's best fit.
-    #[inline(always)]
-    pub fn allocate(&self, size: usize, stream: u64) -> Result<u64, Box<OutOfMemory>> {
-        self.allocate_along(size, self.key(stream), Origin::Allocator)
-    }
-
     /// Which stream a handle means; the driver is asked, but for default streams.
     #[inline(always)]
     pub fn key(&self, stream: u64) -> StreamKey {
@@ -271,9 +581,9 @@ impl Device {
 
     /// The stream (by handle), which is one of this device's, is never destroyed: the driver is asked for
     /// it once more at most.
-    pub fn keep_stream(&self, stream: u64) {
+    pub fn add_permanent_stream(&self, stream: u64) {
         let context = self.properties.context;
-        keep_stream(&self.functions, context, &self.permanent, stream);
+        add_permanent_stream(&self.functions, context, &self.permanent, stream);
         self.add_stream(stream);
     }
 
@@ -296,359 +606,8 @@ impl Device {
         self.live_streams.remove(stream);
     }
 
-    /// [`Device::allocate`] for a stream that is known already, and for CUDA's functions: who calls them
-    /// knows nothing of private pools, as a library does not that calls cudaMalloc while a thread's tensors
-    /// go to one, and has figures of its own.
-    #[inline(always)]
-    pub fn allocate_for(&self, size: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
-        self.allocate_along(size, key, Origin::Cuda)
-    }
-
-    #[inline(always)]
-    fn allocate_along(
-        &self,
-        size: usize,
-        key: StreamKey,
-        origin: Origin,
-    ) -> Result<u64, Box<OutOfMemory>> {
-        match self.stream_caches.any_open() {
-            true => self.allocate_by_cache(size, key, origin),
-            false => self.allocate_without_cache(size, key, origin),
-        }
-    }
-
-    #[inline(never)]
-    fn allocate_by_cache(
-        &self,
-        size: usize,
-        key: StreamKey,
-        origin: Origin,
-    ) -> Result<u64, Box<OutOfMemory>> {
-        if !self.routed.load(Relaxed)
-            && let Some(mut cache) = self.stream_caches.of(CacheKey::of(key, origin))
-        {
-            match cache.take(key, size as u64) {
-                Some(address) => Ok(address),
-                None => self.allocate_after_miss(cache, size, key, origin),
-            }
-        } else {
-            self.allocate_without_cache(size, key, origin)
-        }
-    }
-
-    #[inline(never)]
-    fn allocate_after_miss(
-        &self,
-        cache: Guard<'_, StreamCache>,
-        size: usize,
-        key: StreamKey,
-        origin: Origin,
-    ) -> Result<u64, Box<OutOfMemory>> {
-        // In this order a lock may only be tried.
-        match self.state.try_lock() {
-            Some(state) => self.allocate_from_pool(state, Some(cache), size, key, origin),
-            None => {
-                drop(cache);
-                self.allocate_without_cache(size, key, origin)
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn allocate_without_cache(
-        &self,
-        size: usize,
-        key: StreamKey,
-        origin: Origin,
-    ) -> Result<u64, Box<OutOfMemory>> {
-        let state = self.state.lock();
-        // None is opened or closed, and nothing routed, without this lock.
-        match self.stream_caches.any_open() || self.routed.load(Relaxed) {
-            false => {
-                let request = Request {
-                    size,
-                    key,
-                    origin,
-                    arena: SHARED_ARENA,
-                };
-                self.allocate_from_arena(state, None, request, false)
-            }
-            true => {
-                let cache = self.stream_caches.of(CacheKey::of(key, origin));
-                self.allocate_from_pool(state, cache, size, key, origin)
-            }
-        }
-    }
-
-    /// With the stream's stream cache, if that is open.
-    #[inline(never)]
-    fn allocate_from_pool(
-        &self,
-        mut state: Guard<'_, State>,
-        mut cache: Option<Guard<'_, StreamCache>>,
-        size: usize,
-        key: StreamKey,
-        origin: Origin,
-    ) -> Result<u64, Box<OutOfMemory>> {
-        let arena = match self.routed.load(Relaxed) && origin == Origin::Allocator {
-            false => SHARED_ARENA,
-            true => match self.routed(&mut state, key.handle) {
-                From::Arena(arena) => arena,
-                From::Restored(address) => return Ok(address),
-                From::Driver => return self.allocate_uncached(&mut state, size),
-                From::Nothing => {
-                    let size = size as u64;
-                    let shortage = state
-                        .pool
-                        .shortage(size, SHARED_ARENA, Refusal::OutOfMemory);
-                    return Err(self.out_of_memory(&mut state, size, shortage, SHARED_ARENA));
-                }
-            },
-        };
-        if let Some(cache) = &mut cache {
-            cache.clear(&mut state.pool);
-        }
-        let others = self.stream_caches.any_besides(cache.as_deref());
-        let request = Request {
-            size,
-            key,
-            origin,
-            arena,
-        };
-        self.allocate_from_arena(state, cache, request, others)
-    }
-
-    /// With the stream's stream cache, which is empty, if that is open; `others` tells whether any other is.
-    #[inline(always)]
-    fn allocate_from_arena(
-        &self,
-        mut state: Guard<'_, State>,
-        cache: Option<Guard<'_, StreamCache>>,
-        request: Request,
-        others: bool,
-    ) -> Result<u64, Box<OutOfMemory>> {
-        let Request {
-            size,
-            key,
-            origin,
-            arena,
-        } = request;
-        let (requested, rounded) = (size as u64, state.round_up.round_up(size) as u64);
-        let held = cache.as_deref();
-        // To the pool a block on any stream cache is in use; no peak may count it.
-        if others && state.pool.counters().would_peak(origin, rounded, requested) {
-            self.stream_caches.clear_all(held, &mut state.pool);
-        }
-        let found = state
-            .pool
-            .allocate_free(rounded, requested, key, arena, origin);
-        let allocated = match found {
-            Some(allocated) => allocated,
-            None => {
-                // Made in this branch alone, or each request would be written to the stack.
-                let request = Request {
-                    size,
-                    key,
-                    origin,
-                    arena,
-                };
-                self.search(&mut state, held, &request, rounded)?
-            }
-        };
-        let Allocated { address, list } = allocated;
-        if arena == SHARED_ARENA && !state.pool.needs_free_event(rounded) {
-            match cache {
-                Some(cache) if cache.is_idle() => self.stream_caches.end(cache),
-                Some(mut cache) => cache.track(key, address, requested, rounded),
-                // Such memory has magazines instead.
-                None if self.relaxed && key == UNORDERED => {}
-                None if state.predictors.of(list).asked(address, requested) => {
-                    if let Some(mut cache) = self.stream_caches.begin(key, origin) {
-                        cache.track(key, address, requested, rounded);
-                    }
-                }
-                None => {}
-            }
-        }
-        Ok(address)
-    }
-
-    /// Nothing that is free fits: the stream caches are cleared (the stream's own is), and the pool goes up
-    /// the ladder.
-    #[cold]
-    #[inline(never)]
-    fn search(
-        &self,
-        state: &mut State,
-        held: Option<&StreamCache>,
-        request: &Request,
-        rounded: u64,
-    ) -> Result<Allocated, Box<OutOfMemory>> {
-        self.stream_caches.clear_all(held, &mut state.pool);
-        let tried = state.pool.counters().counts();
-        let result = self.climb(state, request, rounded).map_err(|shortage| {
-            self.out_of_memory(state, request.size as u64, shortage, request.arena)
-        });
-        if request.origin == Origin::Cuda {
-            state.pool.counters_mut().attribute_to_cuda(tried);
-        }
-        result
-    }
-
-    fn climb(
-        &self,
-        state: &mut State,
-        request: &Request,
-        rounded: u64,
-    ) -> Result<Allocated, Shortage> {
-        let &Request {
-            size,
-            key,
-            origin,
-            arena,
-        } = request;
-        let requested = size as u64;
-        let mut result = state.pool.allocate(rounded, requested, key, arena, origin);
-        // Other arenas may hold free memory to give back.
-        let unsupplied = matches!(&result, Err(it) if matches!(it.refusal, Refusal::Unsupplied(_)));
-        if !unsupplied && result.is_err() && state.pool.trim_all(Some(key)) > 0 {
-            result = state.pool.allocate(rounded, requested, key, arena, origin);
-        }
-        let refused = |it: &Shortage| it.refusal == Refusal::OutOfMemory;
-        if result.as_ref().is_err_and(refused) && external_cache::give_back() {
-            result = state.pool.allocate(rounded, requested, key, arena, origin);
-        }
-        if result.is_err() && arena == SHARED_ARENA {
-            // All that is free is idle now, if that could be waited for.
-            let mut lent = state.private.iter().filter(|it| it.lent);
-            let pool = &mut state.pool;
-            let block =
-                lent.find_map(|it| pool.allocate_free(rounded, requested, key, it.arena, origin));
-            result = block.map_or(result, Ok);
-        }
-        result
-    }
-
-    /// Takes a block back. The stream that it was allocated on may have it again at once.
-    /// `stream` is that stream's handle if the caller knows it: then it is quick to find.
-    #[inline(always)]
-    pub fn free(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
-        match self.stream_caches.any_open() {
-            true => self.free_to_cache(address, CacheKey::of_handle(stream)),
-            false => self.free_without_cache(address),
-        }
-    }
-
-    /// The same, of a block that probably is on this owner's stream.
-    #[inline(never)]
-    fn free_to_cache(&self, address: u64, owner: CacheKey) -> Result<(), UnknownPointer> {
-        match self.stream_caches.of(owner) {
-            Some(mut cache) => match cache.put(address) {
-                true => Ok(()),
-                false => self.free_after_miss(cache, address),
-            },
-            None => self.free_without_cache(address),
-        }
-    }
-
-    #[inline(never)]
-    fn free_after_miss(
-        &self,
-        cache: Guard<'_, StreamCache>,
-        address: u64,
-    ) -> Result<(), UnknownPointer> {
-        // In this order a lock may only be tried.
-        match self.state.try_lock() {
-            Some(state) => self.free_to_pool(state, Some(cache), address),
-            None => {
-                drop(cache);
-                self.free_without_cache(address)
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn free_without_cache(&self, address: u64) -> Result<(), UnknownPointer> {
-        self.free_to_pool(self.state.lock(), None, address)
-    }
-
-    /// The caller may have one stream cache locked.
-    #[inline(always)]
-    fn free_to_pool(
-        &self,
-        mut state: Guard<'_, State>,
-        held: Option<Guard<'_, StreamCache>>,
-        address: u64,
-    ) -> Result<(), UnknownPointer> {
-        let state = &mut *state;
-        let Some(mut live) = state.pool.find_live(address) else {
-            let known = Device::free_uncached(state, address);
-            return known.then_some(()).ok_or(UnknownPointer);
-        };
-        if !self.forget_in_magazine(state, &live, address) {
-            return Err(UnknownPointer);
-        }
-        let cache = match held {
-            None if !self.stream_caches.any_open() => None,
-            held => {
-                let owner = state.cache_of(&live);
-                match held.filter(|cache| cache.belongs_to(owner)) {
-                    None => self.stream_caches.of(owner),
-                    its => its,
-                }
-            }
-        };
-        match cache {
-            Some(mut cache) => {
-                if !cache.forget(address) {
-                    return Err(UnknownPointer);
-                }
-                if !cache.is_empty() {
-                    cache.clear(&mut state.pool);
-                    live = state.pool.find_live(address).ok_or(UnknownPointer)?;
-                }
-            }
-            None => state
-                .predictors
-                .of(live.list)
-                .freed(address, live.requested),
-        }
-        if state.users.is_empty() {
-            state.pool.free_live(live);
-        } else {
-            self.free_used(state, address, live);
-        }
-        Ok(())
-    }
-
-    /// A block in use is not to come to its stream's stream cache or a thread's magazine any more. False where
-    /// it lies there already, and so is not in use.
-    fn forget(&self, state: &mut State, live: &LiveBlock, address: u64) -> bool {
-        let cache = self.stream_caches.of(state.cache_of(live));
-        cache.is_none_or(|mut cache| cache.forget(address))
-            && self.forget_in_magazine(state, live, address)
-    }
-
-    #[inline]
-    fn forget_in_magazine(&self, state: &mut State, live: &LiveBlock, address: u64) -> bool {
-        let holders = &mut state.depot.holders;
-        !self.relaxed || self.magazines.forget(live, address, holders)
-    }
-
-    /// Frees a block that was looked up, of which it may be known which streams of a capture use it.
-    #[cold]
-    #[inline(never)]
-    fn free_used(&self, state: &mut State, address: u64, live: LiveBlock) {
-        let shared = state.pool.is_multi_stream(&live);
-        let users = state.users.remove(&address);
-        state.pool.free_live(live);
-        if shared && let Some(users) = users {
-            self.note_branches(state, &live, &users);
-        }
-    }
-
-    /// Notes that another stream (by handle) uses the block: once freed, it is not used again
-    /// before that stream's work up to then is done.
+    /// Notes that another stream (by handle) uses the block, as PyTorch's `record_stream`: once freed, it is reused
+    /// only after that stream's work up to then.
     pub fn record_use(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
         let key = self.key(stream);
         let mut state = self.state.lock();
@@ -657,10 +616,10 @@ impl Device {
             return Ok(());
         }
         let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
-        if state.is_deferred(&live) || !self.forget(&mut state, &live, address) {
+        if state.is_deferred(&live) || !self.forget_cached(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
-        // A stream that lasts is one of this device's.
+        // A permanent stream is one of this device's.
         let context = self.properties.context;
         let foreign = || foreign_context(&self.functions, context, stream);
         let known = self.permanent.get(stream).is_some();
@@ -668,167 +627,43 @@ impl Device {
             state.pool.add_foreign_stream(key);
             state.pool.gpu_mut().add_foreign_stream(key, other);
         }
-        // Such a block is given back by who has waited, or behind the whole device's work. To be marked as
-        // shared would make it one that was set aside.
+        // Such a block is freed after its work, or behind all work of the device. The mark of a use by other
+        // streams would make it a deferred block.
         if state.pool.owner_of(&live) == UNORDERED {
             return Ok(());
         }
-        let recorded = match state.branches.reuse() {
-            true => self.record_user(&mut state, address, key),
+        let recorded = match state.capture_reuse.reuse() {
+            true => self.record_use_in_capture(&mut state, address, key),
             false => state.pool.record_use(address, key),
         };
         recorded.map_err(|_| UnknownPointer)
     }
 
-    /// The state with every block that is not in use in the pool, or set aside behind the device's lock,
-    /// and all counters up to date.
-    fn settled(&self) -> Guard<'_, State> {
+    /// Locks the device and flushes its caches: every free block is in the pool or the depot, and the counters are
+    /// up to date.
+    fn lock_flushed(&self) -> Guard<'_, State> {
         let mut state = self.state.lock();
-        self.empty_all(&mut state);
+        self.flush_caches(&mut state);
         state
     }
 
-    fn empty_all(&self, state: &mut State) {
+    /// Empties the stream caches into the pool, and the magazines into the depot.
+    fn flush_caches(&self, state: &mut State) {
         let State { depot, pool, .. } = state;
         self.stream_caches.clear_all(None, pool);
         self.magazines.empty(depot, pool);
     }
 
-    /// Gives every chunk that is wholly free back to the driver; waits for the device first where
-    /// free memory may still be in use. Memory of private pools that are in use is kept. What the process
-    /// keeps beside its pools goes back, too.
-    pub fn empty_cache(&self) {
-        external_cache::give_back();
-        let mut state = self.settled();
-        let waits = state.pool.counters().syncs;
-        state.pool.trim_all(None);
-        state.pool.gpu_mut().give_back_leftovers();
-        // Counted as a wait even where there was nothing to wait for, as PyTorch's own allocator counts it.
-        let counters = state.pool.counters_mut();
-        counters.syncs = counters.syncs.max(waits + 1);
-    }
-
-    /// Gives back of its pool what nothing uses any more, as far as is known now. Never waits for the GPU.
-    pub fn give_idle_back(&self) {
-        let mut state = self.settled();
-        let State { depot, pool, .. } = &mut *state;
-        depot.give_back_passed(pool);
-        pool.trim_idle();
-        pool.gpu_mut().give_back_leftovers();
-    }
-
-    /// Looks after idle memory, as is to be done now and then: whole free chunks that nobody has used
-    /// for `patience` go back to the driver. `now` is what a clock says that never goes back.
-    /// Never waits for the GPU. True if it is to be called again at once: each call keeps the device
-    /// locked only for a few chunks.
-    pub fn purge_idle(&self, now: Duration, patience: Duration) -> bool {
-        let mut state = self.settled();
-        let seen = [Origin::Allocator, Origin::Cuda].map(|origin| {
-            let of = &state.pool.stats_of(origin).all.allocation;
-            of.allocated + of.freed
-        });
-        let seen = seen.iter().sum();
-        if state.seen.0 != seen {
-            state.seen = (seen, now);
-        }
-        let quiet_since = state.seen.1;
-        let silent = now.saturating_sub(quiet_since) >= patience;
-        // Nobody announces a capture on a stream that waits for the default one; that is asked.
-        if silent && is_capturing(&self.functions, self.properties.context, 0) != Some(false) {
-            return false;
-        }
-        let due = patience.saturating_add(if silent { quiet_since } else { now });
-        let [now, due] = [now, due].map(|time| time.as_millis() as u64);
-        state.pool.purge_idle(now, due, silent, CHUNKS_AT_ONCE)
-    }
-
-    /// Bytes of the block that starts at `address`, if it is in use.
-    pub fn size_of(&self, address: u64) -> Option<u64> {
-        let state = self.settled();
-        let of_driver = || state.blocks.get(&address).copied();
-        state.pool.size_of(address).or_else(of_driver)
-    }
-
-    /// Start and size of what the block that starts at `address`, if it is in use, is part of to CUDA.
-    pub fn base_of(&self, address: u64) -> Option<(u64, u64)> {
-        let state = self.settled();
-        let of_driver = || Some((address, *state.blocks.get(&address)?));
-        let size = match state.pool.size_of(address) {
-            Some(size) => size,
-            None => return of_driver(),
-        };
-        let backing = state.pool.backing(address)?;
-        match (backing.mapped, state.pool.allocation_around(address)) {
-            (false, _) => Some((backing.start, backing.bytes())),
-            (true, Some(it)) if it.private => Some((it.found.start, it.found.size)),
-            (true, _) => Some((address, size)),
-        }
-    }
-
-    /// Bytes that were asked for the block that starts at `address`, if it is in use, and the handle of
-    /// the stream that it is of.
-    pub fn block_at(&self, address: u64) -> Option<(u64, u64)> {
-        let state = self.state.lock();
-        let of_driver = || state.blocks.get(&address).map(|size| (*size, 0));
-        let live = state.pool.find_live(address);
-        live.map(|live| (live.requested, state.pool.owner_of(&live).handle))
-            .or_else(of_driver)
-    }
-
-    /// Bytes that a request for `size` bytes takes.
-    pub fn rounded(&self, size: usize) -> u64 {
-        let round_up = self.state.lock().round_up;
-        (round_up.round_up(size) as u64).next_multiple_of(BLOCK)
-    }
-
-    /// Follows what a running program may change of its settings. Blocks in use keep their sizes.
-    pub(crate) fn follow(&self, settings: &Settings) {
-        // What lies on stream caches was rounded another way.
-        let mut state = self.settled();
+    /// Applies the settings that a running program may change. Blocks in use keep their sizes.
+    pub(crate) fn apply_settings(&self, settings: &Settings) {
+        // Cached blocks were rounded up by the old settings.
+        let mut state = self.lock_flushed();
         state.round_up = settings.round_up;
         Device::set_capture_reuse(&mut state, settings.graph_capture_record_stream_reuse);
     }
 
-    /// Bytes of the largest block that a request could get now, as far as can be told beforehand: the
-    /// largest free range, or what the limit and the device leave to grow by.
-    pub fn largest_obtainable(&self) -> u64 {
-        let state = self.settled();
-        let reserved = state.pool.stats().all.reserved_bytes.current;
-        let device = state.pool.gpu().memory_info().map_or(0, |(free, _)| free);
-        let limit = self.ledger.limit().saturating_sub(self.ledger.outside());
-        let growth = device.min(limit.saturating_sub(reserved));
-        growth.max(state.pool.largest_free())
-    }
-
-    /// Sets how many bytes may be held from the driver; `None` lifts the limit. What is held
-    /// beyond it stays.
-    pub fn set_limit(&self, bytes: Option<u64>) {
-        self.ledger.set_limit(bytes.unwrap_or(u64::MAX));
-    }
-
-    /// The share of the device's memory that the pool may hold, as it was last set.
-    pub fn memory_fraction(&self) -> f64 {
-        f64::from_bits(self.fraction.load(Relaxed))
-    }
-
-    /// Limits the pool to a share of the device's memory, 0.0 to 1.0; 1.0 lifts the limit.
-    pub fn set_memory_fraction(&self, fraction: f64) {
-        self.fraction.store(fraction.to_bits(), Relaxed);
-        let limit = (fraction < 1.0).then(|| share(fraction, self.properties.total));
-        self.set_limit(limit);
-    }
-
-    /// The limit in bytes, if one is set.
-    pub fn limit(&self) -> Option<u64> {
-        Some(self.ledger.limit()).filter(|limit| *limit != u64::MAX)
-    }
-
     /// Walks the pool's invariants; for tests.
     pub fn check(&self) -> Result<(), String> {
-        self.settled().pool.check().map_err(|broken| broken.0)
+        self.lock_flushed().pool.check().map_err(|broken| broken.0)
     }
-}
-
-fn share(fraction: f64, total: u64) -> u64 {
-    (total as f64 * fraction.clamp(0.0, 1.0)) as u64
 }

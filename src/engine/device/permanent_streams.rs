@@ -8,17 +8,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What once holds and then always does: numbers by keys that are not 0. A key that finds no place is as
 /// good as one that is not known.
-pub struct PermanentMap<const PLACES: usize> {
+pub struct InsertOnlyMap<const PLACES: usize> {
     places: [[AtomicU64; 2]; PLACES],
 }
 
 /// Places that a key may have.
 const TRIES: usize = 8;
 
-impl<const PLACES: usize> PermanentMap<PLACES> {
+impl<const PLACES: usize> InsertOnlyMap<PLACES> {
     /// Nothing is known.
     pub const fn new() -> Self {
-        PermanentMap {
+        InsertOnlyMap {
             places: [const { [AtomicU64::new(0), AtomicU64::new(0)] }; PLACES],
         }
     }
@@ -49,7 +49,7 @@ impl<const PLACES: usize> PermanentMap<PLACES> {
     }
 
     /// Nothing that was kept holds any more.
-    pub fn forget_all(&self) {
+    pub fn clear(&self) {
         // The keys stay, so that nobody finds one's number beside another.
         for [_, value] in &self.places {
             value.store(0, Ordering::Relaxed);
@@ -57,7 +57,7 @@ impl<const PLACES: usize> PermanentMap<PLACES> {
     }
 
     /// Keeps what holds for the key from now on, which is not 0. Whoever else does keeps the same.
-    pub fn keep(&self, key: u64, holds: u64) {
+    pub fn insert(&self, key: u64, holds: u64) {
         for [known, value] in (0..TRIES).map(|turn| self.place(key, turn)) {
             let taken = known.compare_exchange(0, key, Ordering::AcqRel, Ordering::Acquire);
             if taken.is_ok() || taken == Err(key) {
@@ -69,14 +69,14 @@ impl<const PLACES: usize> PermanentMap<PLACES> {
     }
 }
 
-impl<const PLACES: usize> Default for PermanentMap<PLACES> {
+impl<const PLACES: usize> Default for InsertOnlyMap<PLACES> {
     fn default() -> Self {
         Self::new()
     }
 }
 
 /// The driver's numbers for such streams of one device, by handle. PyTorch makes up to 128 of them.
-pub(crate) type PermanentStreams = PermanentMap<256>;
+pub(crate) type PermanentStreams = InsertOnlyMap<256>;
 
 #[cfg(test)]
 mod tests {
@@ -84,10 +84,10 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_found() {
-        let permanent = PermanentMap::<64>::new();
+        let permanent = InsertOnlyMap::<64>::new();
         assert_eq!(permanent.get(7), None);
         for key in 1..=20 {
-            permanent.keep(key, key + 1000);
+            permanent.insert(key, key + 1000);
         }
         for key in 1..=20 {
             assert_eq!(permanent.get(key), Some(key + 1000));
@@ -97,28 +97,28 @@ mod tests {
 
     #[test]
     fn what_was_forgotten_can_be_kept_again() {
-        let permanent = PermanentMap::<64>::new();
+        let permanent = InsertOnlyMap::<64>::new();
         for key in 1..=20 {
-            permanent.keep(key, key + 1000);
+            permanent.insert(key, key + 1000);
         }
-        permanent.forget_all();
+        permanent.clear();
         assert!((1..=20).all(|key| permanent.get(key).is_none()));
         for key in 1..=20 {
-            permanent.keep(key, key + 2000);
+            permanent.insert(key, key + 2000);
             assert_eq!(permanent.get(key), Some(key + 2000));
         }
     }
 
     #[test]
     fn where_all_is_full_nothing_is_lost() {
-        let permanent = PermanentMap::<16>::new();
+        let permanent = InsertOnlyMap::<16>::new();
         for key in 1..=100 {
-            permanent.keep(key, key);
+            permanent.insert(key, key);
         }
         let found: Vec<u64> = (1..=100).filter_map(|key| permanent.get(key)).collect();
         assert_eq!(found.len(), 16);
         for key in found {
-            permanent.keep(key, key);
+            permanent.insert(key, key);
             assert_eq!(permanent.get(key), Some(key));
         }
     }

@@ -1,8 +1,8 @@
 //! The state of a private pool at one moment, and going back to it: which blocks are in use, and where.
 
 use crate::core::BlockInfo;
-use crate::device::driver_gpu::thread_number;
-use crate::device::{Device, PoolId, Route, Routed, State};
+use crate::device::{ActiveRoute, Device, PoolId, PoolRoute, State};
+use crate::util::thread::thread_number;
 
 /// Why a private pool cannot go back to an earlier state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +26,8 @@ impl Device {
     /// in this order. Counts no user of the pool.
     ///
     /// Waits for the device where freed memory may still be used by other streams.
-    pub fn restore_pool(&self, route: Route, blocks: &[BlockInfo]) -> Result<(), NotRestored> {
-        let mut state = self.settled();
+    pub fn restore_pool(&self, route: PoolRoute, blocks: &[BlockInfo]) -> Result<(), NotRestored> {
+        let mut state = self.lock_flushed();
         let arena = state.private(route.pool).ok_or(NotRestored::NoPool)?.arena;
         let State { pool, routes, .. } = &mut *state;
         let placed =
@@ -37,7 +37,7 @@ impl Device {
                     false => Err(unplaced),
                 });
         placed.map_err(|unplaced| NotRestored::Taken(unplaced.0))?;
-        routes.push(Routed {
+        routes.push(ActiveRoute {
             route,
             made: true,
             thread: thread_number(),
@@ -45,7 +45,7 @@ impl Device {
             capture: Some(false),
             restored: blocks.iter().map(|block| block.start).collect(),
         });
-        self.note_routes(&mut state);
+        self.update_routing(&mut state);
         Ok(())
     }
 }

@@ -1,9 +1,11 @@
 //! Private pools, and which allocations go there: those of PyTorch's CUDA graphs and `MemPool`s.
 
 use crate::core::{ArenaId, Pool, ReservedBytes, SHARED_ARENA};
-use crate::device::driver_gpu::{DriverGpu, is_capturing, thread_number};
+use crate::device::driver_gpu::DriverGpu;
+use crate::device::stream_key::is_capturing;
 use crate::device::{Device, State, Supplier};
 use crate::util::message;
+use crate::util::thread::thread_number;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,7 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 pub type PoolId = (u64, u64);
 
 /// Sends the allocations of some streams to a private pool, from its beginning to its end.
-pub struct Route {
+pub struct PoolRoute {
     /// The private pool.
     pub pool: PoolId,
     /// Whether an allocation on the stream (by handle) belongs to it. Called under the device's
@@ -21,8 +23,8 @@ pub struct Route {
 }
 
 /// A route in force.
-pub struct Routed {
-    pub route: Route,
+pub struct ActiveRoute {
+    pub route: PoolRoute,
     /// The thread that it was begun on.
     pub thread: u64,
     /// Its pool could be made.
@@ -67,7 +69,7 @@ impl PrivatePools {
 }
 
 /// Where an allocation comes from.
-pub enum From {
+pub enum Source {
     Arena(ArenaId),
     /// It is met: this is its block.
     Restored(u64),
@@ -81,7 +83,7 @@ pub struct PrivatePool {
     pub arena: ArenaId,
     users: usize,
     /// Others may have its memory rather than run out.
-    pub lent: bool,
+    pub use_on_oom: bool,
     /// Who supplies its memory, if that is not the driver.
     pub supplier: Option<Arc<dyn Supplier>>,
 }
@@ -115,7 +117,7 @@ impl State {
         let private = PrivatePool {
             arena,
             users: 1,
-            lent: false,
+            use_on_oom: false,
             supplier,
         };
         self.private.insert(pool, private);
@@ -133,7 +135,7 @@ pub fn pool_at(pool: &Pool<DriverGpu>, private: &PrivatePools, address: u64) -> 
 impl Device {
     /// The private pools by their names, with the bytes that each holds from the driver.
     pub fn private_pool_bytes(&self) -> Vec<(PoolId, ReservedBytes)> {
-        let state = self.settled();
+        let state = self.lock_flushed();
         let pools = state.private.by_name.iter();
         pools
             .map(|(name, private)| (*name, state.pool.reserved_bytes(private.arena)))
@@ -141,16 +143,16 @@ impl Device {
     }
 
     /// Whether others may have a private pool's memory rather than run out.
-    pub fn lend_pool(&self, pool: PoolId, lent: bool) {
+    pub fn set_use_on_oom(&self, pool: PoolId, use_on_oom: bool) {
         let mut state = self.state.lock();
         if let Some(private) = state.private.get_mut(pool) {
-            private.lent = lent;
+            private.use_on_oom = use_on_oom;
         }
     }
 
     /// From now on a block of the private pool takes a whole segment, where its memory is supplied or cannot
     /// be mapped.
-    pub fn keep_pool_whole(&self, pool: PoolId) {
+    pub fn set_no_split(&self, pool: PoolId) {
         let mut state = self.state.lock();
         if let Some(arena) = state.private(pool).map(|private| private.arena) {
             state.pool.use_whole_segments(arena);
@@ -165,19 +167,19 @@ impl Device {
 
     /// From now on allocations that the route's filter claims come from its private pool, which
     /// is made if there is none of that name. One more user of it is counted.
-    pub fn begin_pool(&self, route: Route) {
+    pub fn begin_pool(&self, route: PoolRoute) {
         let mut state = self.state.lock();
         // Where it cannot be made, what the route claims is refused: a captured graph goes on using its
         // memory when it was freed, so that it may have nobody else's.
         let made = state.retain(route.pool, None);
-        state.routes.push(Routed {
+        state.routes.push(ActiveRoute {
             route,
             made,
             thread: thread_number(),
             capture: None,
             restored: VecDeque::new(),
         });
-        self.note_routes(&mut state);
+        self.update_routing(&mut state);
     }
 
     /// No more allocations go to the private pool by its route: the latest that this thread began, or where
@@ -185,13 +187,13 @@ impl Device {
     pub fn end_pool(&self, pool: PoolId) {
         let mut state = self.state.lock();
         let thread = thread_number();
-        let of_pool = |it: &Routed| it.route.pool == pool;
-        let own = |it: &Routed| of_pool(it) && it.thread == thread;
+        let of_pool = |it: &ActiveRoute| it.route.pool == pool;
+        let own = |it: &ActiveRoute| of_pool(it) && it.thread == thread;
         let ended = state.routes.iter().rposition(own);
         let ended = ended.or_else(|| state.routes.iter().rposition(of_pool));
         // What the filter drops may call back; it goes after the lock.
         let route = ended.map(|at| state.routes.remove(at));
-        self.note_routes(&mut state);
+        self.update_routing(&mut state);
         drop(state);
         drop(route);
     }
@@ -217,22 +219,22 @@ impl Device {
 
     /// Where an allocation on the stream comes from while there are routes.
     #[cold]
-    pub(super) fn routed(&self, state: &mut State, stream: u64) -> From {
+    pub(super) fn routed(&self, state: &mut State, stream: u64) -> Source {
         // What is in place already is handed out whatever else holds now. Such routes' filters ask nothing
         // of the stream.
         let mut restoring = state.routes.iter_mut().rev();
         let restoring = restoring.find(|it| !it.restored.is_empty() && (it.route.filter)(stream));
         if let Some(address) = restoring.and_then(|it| it.restored.pop_front()) {
-            return From::Restored(address);
+            return Source::Restored(address);
         }
         if state.uncached {
-            return From::Driver;
+            return Source::Driver;
         }
         // A filter asks the same of the stream, and would throw a C++ exception where the driver
         // will not say.
         let capturing = is_capturing(&self.functions, self.properties.context, stream);
         let Some(capturing) = capturing else {
-            return From::Arena(SHARED_ARENA);
+            return Source::Arena(SHARED_ARENA);
         };
         let Some(routed) = state
             .routes
@@ -240,35 +242,35 @@ impl Device {
             .rev()
             .find(|it| (it.route.filter)(stream))
         else {
-            return From::Arena(SHARED_ARENA);
+            return Source::Arena(SHARED_ARENA);
         };
         let (id, made) = (routed.route.pool, routed.made);
         if routed.capture.is_none() {
             routed.capture = Some(capturing);
-            self.note_routes(state);
+            self.update_routing(state);
         }
         if capturing {
-            self.rejoin(&mut state.branches, &mut state.pool, stream);
+            self.reuse_joined(&mut state.capture_reuse, &mut state.pool, stream);
         }
         match made {
-            true => From::Arena(
+            true => Source::Arena(
                 state
                     .private(id)
                     .map_or(SHARED_ARENA, |private| private.arena),
             ),
-            false => From::Nothing,
+            false => Source::Nothing,
         }
     }
 
     /// Stream caches know nothing of routes, and are passed by while there are any. In a capture nothing
     /// may wait or ask; what was put off then is done after it.
-    pub(super) fn note_routes(&self, state: &mut State) {
+    pub(super) fn update_routing(&self, state: &mut State) {
         let routed = state.uncached || !state.routes.is_empty();
         self.routed.store(routed, Relaxed);
         let capturing = state.routes.iter().any(|it| it.capture != Some(false));
         state.pool.gpu_mut().capturing = capturing;
         if !capturing {
-            Device::forget_branches(state);
+            Device::clear_capture_reuse(state);
         }
         state.pool.trim_closing_arenas();
     }

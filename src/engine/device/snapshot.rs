@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 impl Device {
     /// Begins or ends recording, as the plan says; drops what was recorded if `clear`.
-    pub(crate) fn follow_plan(&self, clear: bool) {
-        let mut state = self.settled();
+    pub(crate) fn follow_recording_plan(&self, clear: bool) {
+        let mut state = self.lock_flushed();
         let plan = history::plan();
         state.pool.event_log_mut().enable(plan.is_some());
         if clear {
@@ -71,7 +71,7 @@ impl Device {
     /// The segments, of one private pool or of all, and the history, as PyTorch's snapshots have
     /// them, but for `context` in the place of `frames`.
     pub(crate) fn snapshot(&self, only: Option<PoolId>, traces: bool) -> (Vec<Value>, Value) {
-        drop(self.settled());
+        drop(self.lock_flushed());
         let mut state = self.caught_up(0, &None);
         let segments: Vec<Value> = state
             .pool

@@ -1,30 +1,29 @@
-//! Stream caches: the few blocks freed last on each stream, kept aside for a request of the same size.
+//! Stream caches: the last few blocks freed on each stream, for requests of exactly the same size.
 //!
-//! A program that allocates and frees the same sizes over and over, as most do between two kernels,
-//! is served from here with one lock that no other stream takes, and without the pool. To the pool a
-//! block on a stream cache is still handed out. So whatever looks at the pool, or wants memory that it does
-//! not have, clears the stream caches first; what was recycled here is then added to the pool's counters.
+//! A program that allocates and frees the same sizes over and over, as most do between two kernels, is served from
+//! here with one lock that no other stream takes, and without the pool. To the pool a cached block is still in use:
+//! all that needs the pool's true state, or more memory than it has, clears the stream caches first. Hits are added
+//! to the pool's counters then.
 //!
-//! A stream that seldom asks again for what it freed only loses time here. So a stream cache that keeps
-//! missing is closed, until the stream's [`Predictor`] shows that it would serve.
+//! A cache that misses too often is closed, until the stream's [`Predictor`] shows that it would hit.
 //!
-//! Locks are taken in one order: the device's, then a stream cache's. Who has a stream cache's may try the
-//! device's. Stream caches are opened and closed under both.
+//! Locks: see the order at the top of the device module.
 
 use crate::core::{Class, Gpu, Origin, Pool, StreamKey, UNORDERED};
-use crate::device::driver_gpu::{PER_THREAD, thread_number};
+use crate::device::stream_key::PER_THREAD;
 pub use crate::util::hash::fibonacci as spread;
 use crate::util::lock::{CachePadded, Guard, Lock};
+use crate::util::thread::thread_number;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// Streams beyond this many have to do without a stream cache.
-const SHELVES: usize = 64;
+/// Stream caches of a device; further streams have none.
+const STREAM_CACHES: usize = 64;
 
-/// Blocks on one stream cache.
+/// Blocks in one stream cache.
 const LENGTH: usize = 8;
 
-/// Blocks in use that a stream cache remembers, so that they find their way back without the pool.
+/// Blocks in use that a stream cache tracks, so that their free needs no look-up in the pool.
 const TRACKED: usize = 512;
 
 /// What a hit adds to a stream cache's worth; a miss takes one away. A hit saves some ten times what a miss
@@ -56,7 +55,7 @@ const MOST_ASLEEP: u32 = 1 << 11;
 /// would hand the same one out again; any other would be lost to the free blocks beside it, which costs memory
 /// (llama_serve: 1.016 instead of 1.009).
 #[inline]
-fn would_lie(size: u64, address: u64, last: u64) -> bool {
+fn is_cacheable(size: u64, address: u64, last: u64) -> bool {
     size <= crate::core::SMALL || address == last
 }
 
@@ -66,7 +65,7 @@ fn would_lie(size: u64, address: u64, last: u64) -> bool {
 pub struct CacheKey(u64);
 
 impl CacheKey {
-    /// A place that is nobody's.
+    /// The key of a place without a cache.
     const NOBODY: CacheKey = CacheKey(u64::MAX);
 
     #[inline]
@@ -97,7 +96,7 @@ impl CacheKey {
     /// may give the same one; then it has the first after it that is nobody's.
     #[inline]
     fn home(self) -> usize {
-        (spread(self.0) >> (64 - SHELVES.trailing_zeros())) as usize
+        (spread(self.0) >> (64 - STREAM_CACHES.trailing_zeros())) as usize
     }
 }
 
@@ -109,13 +108,13 @@ struct Item {
     address: u64,
     requested: u64,
     size: u64,
-    /// Which opening of the stream cache it dates from, and [`LIES_HERE`]. Blocks come and go while a stream cache is
+    /// Which opening of the stream cache it dates from, and [`CACHED`]. Blocks come and go while a stream cache is
     /// closed, so what dates from an earlier one means nothing.
     opening: u64,
 }
 
-/// Set where a block lies on the stream cache: then it is not in use.
-const LIES_HERE: u64 = 1 << 63;
+/// Set in [`Item::opening`] while the block is cached, and so free.
+const CACHED: u64 = 1 << 63;
 
 /// What was given back and handed out again without the pool, in one class, since it was last told.
 #[derive(Clone, Copy, Default)]
@@ -180,7 +179,7 @@ pub struct StreamCache {
 /// The stream caches of one device.
 pub struct StreamCaches {
     /// Whose stream cache is open at each place; read without a lock by all, and seldom written.
-    owners: CachePadded<[AtomicU64; SHELVES]>,
+    owners: CachePadded<[AtomicU64; STREAM_CACHES]>,
     /// A bit for each place whose stream cache is open.
     open: AtomicU64,
     /// A bit for each place whose own streams, or some of them, have their stream caches elsewhere. So a stream
@@ -188,17 +187,17 @@ pub struct StreamCaches {
     away: AtomicU64,
     /// How many places after their home those are at most.
     farthest: AtomicUsize,
-    places: [OnceLock<Box<CachePadded<Lock<StreamCache>>>>; SHELVES],
+    places: [OnceLock<Box<CachePadded<Lock<StreamCache>>>>; STREAM_CACHES],
 }
 
 impl StreamCaches {
     pub fn new() -> Self {
         StreamCaches {
-            owners: CachePadded([const { AtomicU64::new(CacheKey::NOBODY.0) }; SHELVES]),
+            owners: CachePadded([const { AtomicU64::new(CacheKey::NOBODY.0) }; STREAM_CACHES]),
             open: AtomicU64::new(0),
             away: AtomicU64::new(0),
             farthest: AtomicUsize::new(0),
-            places: [const { OnceLock::new() }; SHELVES],
+            places: [const { OnceLock::new() }; STREAM_CACHES],
         }
     }
 
@@ -286,12 +285,12 @@ impl StreamCaches {
 
     fn find_those_away(&self) {
         let (mut homes, mut farthest) = (0, 0);
-        for place in 0..SHELVES {
+        for place in 0..STREAM_CACHES {
             let owner = self.owner_of(place);
             let home = owner.home();
             if owner != CacheKey::NOBODY && home != place {
                 homes |= 1 << home;
-                farthest = farthest.max((place + SHELVES - home) % SHELVES);
+                farthest = farthest.max((place + STREAM_CACHES - home) % STREAM_CACHES);
             }
         }
         self.farthest.store(farthest, Relaxed);
@@ -324,7 +323,7 @@ impl StreamCaches {
 
 /// All places, in the order in which a stream's is looked for.
 fn places(owner: CacheKey) -> impl Iterator<Item = usize> {
-    (owner.home()..owner.home() + SHELVES).map(|place| place % SHELVES)
+    (owner.home()..owner.home() + STREAM_CACHES).map(|place| place % STREAM_CACHES)
 }
 
 impl StreamCache {
@@ -367,12 +366,12 @@ impl StreamCache {
         let track = self.track_of(address);
         let item = &mut self.tracked[track];
         let length = self.length;
-        let fits = would_lie(item.size, address, self.last);
+        let fits = is_cacheable(item.size, address, self.last);
         let known = item.address == address && item.opening == self.opening && address != 0;
         if !known || length >= LENGTH || !fits {
             return false;
         }
-        item.opening |= LIES_HERE;
+        item.opening |= CACHED;
         self.lying[length] = track as u16;
         self.requested[length] = item.requested;
         self.length += 1;
@@ -409,7 +408,7 @@ impl StreamCache {
         if tracked.address != address {
             return true;
         }
-        if tracked.opening == self.opening | LIES_HERE {
+        if tracked.opening == self.opening | CACHED {
             return false;
         }
         tracked.address = 0;
@@ -419,7 +418,7 @@ impl StreamCache {
     /// Whether this block, which is in use to the pool, lies here.
     pub fn has(&self, address: u64) -> bool {
         let item = &self.tracked[self.track_of(address)];
-        item.address == address && item.opening == self.opening | LIES_HERE
+        item.address == address && item.opening == self.opening | CACHED
     }
 
     /// Whether nothing lies here.
@@ -430,7 +429,7 @@ impl StreamCache {
 
     /// Whether it has missed too often.
     #[inline]
-    pub fn is_idle(&self) -> bool {
+    pub fn misses_too_often(&self) -> bool {
         self.worth == 0
     }
 
@@ -500,7 +499,7 @@ impl Predictor {
     /// A block was freed.
     #[inline]
     pub fn freed(&mut self, address: u64, requested: u64) {
-        if self.asleep == 0 && self.length < RECENT && would_lie(requested, address, self.last) {
+        if self.asleep == 0 && self.length < RECENT && is_cacheable(requested, address, self.last) {
             self.lying[self.length] = requested;
             self.length += 1;
         }
@@ -573,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shelf_opens_for_whom_it_would_serve() {
+    fn a_stream_cache_opens_where_it_would_hit() {
         assert!(opens_for(&[512]));
         assert!(opens_for(&[2 * SMALL]));
         assert!(opens_for(&[512, 512, 1024]));
@@ -585,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_changes_its_ways_is_found_out_soon() {
+    fn a_stream_cache_opens_soon_after_requests_repeat() {
         let mut predictors = Predictors::new();
         let predictor = predictors.of(1);
         for vain in [1, 100, 10_000, 1_000_000] {
@@ -617,24 +616,24 @@ mod tests {
     }
 
     #[test]
-    fn streams_that_want_one_place_have_a_shelf_each() {
+    fn stream_caches_that_collide_have_a_place_each() {
         let stream_caches = StreamCaches::new();
-        let crowd: Vec<StreamKey> = crowd().take(SHELVES + 1).collect();
+        let crowd: Vec<StreamKey> = crowd().take(STREAM_CACHES + 1).collect();
         let mut found: Vec<usize> = Vec::new();
-        for key in &crowd[..SHELVES] {
+        for key in &crowd[..STREAM_CACHES] {
             assert!(stream_caches.of(of(*key)).is_none());
             assert!(stream_caches.begin(*key, Origin::Allocator).is_some());
         }
-        for key in &crowd[..SHELVES] {
+        for key in &crowd[..STREAM_CACHES] {
             let cache = stream_caches.of(of(*key)).expect("its cache");
             assert!(cache.is_of(*key));
             found.push(cache.place);
         }
         found.sort();
         found.dedup();
-        assert_eq!(found.len(), SHELVES);
+        assert_eq!(found.len(), STREAM_CACHES);
         // One too many has none, until another's is closed.
-        let late = crowd[SHELVES];
+        let late = crowd[STREAM_CACHES];
         assert!(stream_caches.begin(late, Origin::Allocator).is_none());
         let closed = stream_caches.of(of(crowd[3])).expect("its cache");
         let place = closed.place;
@@ -650,7 +649,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_another_stream_has_another_cache() {
+    fn stream_cache_keys_tell_streams_apart() {
         let key = |handle, id| StreamKey { handle, id };
         let owners = [UNORDERED, key(0, 0), key(2, 1), key(2, 2), key(64, 5)].map(of);
         for (at, owner) in owners.iter().enumerate() {

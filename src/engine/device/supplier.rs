@@ -19,12 +19,12 @@ pub trait Supplier: Send + Sync {
 }
 
 /// Bytes that somebody is about to supply, or has taken back: they count towards the limit until this goes.
-struct Booked<'a> {
+struct Reservation<'a> {
     device: &'a Device,
     bytes: u64,
 }
 
-impl Drop for Booked<'_> {
+impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         let _state = self.device.state.lock();
         self.device.ledger.give(self.bytes);
@@ -34,11 +34,11 @@ impl Drop for Booked<'_> {
 impl Device {
     /// `None` where it would be beyond the limit. Suppliers are called after it, so that of requests that come
     /// at the same time each counts for the others.
-    fn book(&self, bytes: u64) -> Option<Booked<'_>> {
+    fn reserve_supplied(&self, bytes: u64) -> Option<Reservation<'_>> {
         let _state = self.state.lock();
         self.ledger.allows(bytes).then(|| {
             self.ledger.take(bytes);
-            Booked {
+            Reservation {
                 device: self,
                 bytes,
             }
@@ -65,13 +65,11 @@ impl Device {
         drop(state);
         for last in [false, true] {
             let Some(supplier) = &supplier else { break };
-            match self.book(bytes) {
-                Some(booked) => match supplier.supply(bytes) {
-                    Some(address)
-                        if self.keep_supplied(address, bytes, shortage.pool, supplier) =>
-                    {
+            match self.reserve_supplied(bytes) {
+                Some(reservation) => match supplier.supply(bytes) {
+                    Some(address) if self.add_supplied(address, bytes, shortage.pool, supplier) => {
                         // It counts until it is returned.
-                        forget(booked);
+                        forget(reservation);
                         return Ok(());
                     }
                     Some(address) => {
@@ -103,14 +101,14 @@ impl Device {
     /// Whether the private pool has room for the request in memory that any stream may use, as it may once
     /// the device was waited for.
     fn has_idle_block(&self, shortage: &OutOfMemory) -> bool {
-        let size = self.rounded(shortage.shortage.asked as usize);
+        let size = self.block_size(shortage.shortage.asked as usize);
         let state = self.state.lock();
         let private = state.private(shortage.pool);
         private.is_some_and(|it| state.pool.has_idle_block(size, it.arena))
     }
 
     /// False where the memory cannot be used.
-    fn keep_supplied(
+    fn add_supplied(
         &self,
         address: u64,
         bytes: u64,
@@ -143,7 +141,7 @@ impl Device {
             state.pool.gpu_mut().spans.remove_part(address);
             let supplier = state.suppliers.remove(&address);
             drop(state);
-            let _booked = Booked {
+            let _reservation = Reservation {
                 device: self,
                 bytes,
             };

@@ -11,9 +11,9 @@ use std::mem::take;
 impl Device {
     /// Whether blocks come from the driver one by one from now on. Those in use are freed as they came.
     pub fn set_uncached(&self, uncached: bool) {
-        let mut state = self.settled();
+        let mut state = self.lock_flushed();
         state.uncached = uncached;
-        self.note_routes(&mut state);
+        self.update_routing(&mut state);
     }
 
     #[cold]

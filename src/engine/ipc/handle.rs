@@ -1,6 +1,6 @@
 //! Handles of shared memory, as other processes get them.
 
-use crate::device::Shared;
+use crate::device::IpcBlock;
 use crate::device::exported;
 use crate::device::spans::{HANDLE_SIZE, IpcError};
 use crate::ipc::server;
@@ -73,7 +73,7 @@ impl Handle {
     }
 }
 
-impl Shared {
+impl IpcBlock {
     /// The handle of the whole span that the block lies in, valid as long as the span is.
     pub fn handle_of_span(&self) -> Result<Handle, IpcError> {
         self.handle(0, self.span.bytes())

@@ -94,7 +94,7 @@ impl Allocator {
             &self.settings,
         )?;
         if let Some(changed) = settings::changed_settings() {
-            device.follow(&changed);
+            device.apply_settings(&changed);
         }
         if UNCACHED.load(Relaxed) {
             device.set_uncached(true);
@@ -180,12 +180,12 @@ pub fn set_uncached(uncached: bool) {
 /// PyTorch sets its settings anew while the program runs, to `text`: see [`settings::change`].
 pub fn change_settings(text: &str) {
     let settings = settings::change(text);
-    devices_in_use().for_each(|device| device.follow(&settings));
+    devices_in_use().for_each(|device| device.apply_settings(&settings));
 }
 
 /// Records the history of every device's memory from now on as `plan` says, or nothing without one; drops
 /// what was recorded before if `clear`. Devices that are opened later do the same.
 pub fn record_history(plan: Option<Plan>, clear: bool) {
     history::set_plan(plan);
-    devices_in_use().for_each(|device| device.follow_plan(clear));
+    devices_in_use().for_each(|device| device.follow_recording_plan(clear));
 }

@@ -1,7 +1,7 @@
 //! Start-up: what happens when the library is loaded, when the process first uses it, when its allocator is
 //! made, and in a forked child. The only file of this folder that starts threads.
 
-use crate::device::driver_gpu;
+use crate::device::context;
 use crate::driver;
 use crate::ipc;
 use crate::process::allocator::{ALLOCATOR, Allocator, allocator_in_use, devices_in_use};
@@ -133,7 +133,7 @@ fn announce(allocator: &Allocator) {
             ..
         } = allocator.settings();
         let devices = (0..allocator.device_count() as i32).map(|ordinal| {
-            let (name, bytes) = driver_gpu::name_and_bytes(allocator.functions(), ordinal);
+            let (name, bytes) = context::name_and_bytes(allocator.functions(), ordinal);
             format!("{ordinal} {name} ({:.1} GiB)", gib(bytes))
         });
         let limit = match (limit, *share < 1.0) {

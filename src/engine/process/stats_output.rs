@@ -2,7 +2,7 @@
 //! writing it now.
 //!
 //! A process that has used the GPU writes the file at a normal exit, at `os._exit` in Python, at SIGTERM
-//! ([`crate::process::exit`]) and where a setting asks for it (`stats_triggers`). One that has not writes a
+//! (`exit`) and where a setting asks for it (`stats_triggers`). One that has not writes a
 //! file that says so at a normal exit, if one is expected of it ([`expect_statistics`]), and never in place
 //! of another process's.
 

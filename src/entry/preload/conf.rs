@@ -1,6 +1,6 @@
 //! What the settings say to the hooks.
 
-use crate::entry::torch;
+use crate::entry::attached;
 use concertina_engine::process::allocator::allocator_in_use;
 use concertina_engine::process::settings::{ignore_pytorch_variables, process_settings};
 use concertina_engine::settings::Free;
@@ -8,7 +8,7 @@ use concertina_engine::settings::Free;
 /// Chooses which variables are read: `PYTORCH_CUDA_ALLOC_CONF` is for PyTorch's own allocator, unless this library
 /// is PyTorch's allocator.
 pub fn choose_variables() {
-    if !torch::is_attached() {
+    if !attached::is_attached() {
         ignore_pytorch_variables();
     }
 }

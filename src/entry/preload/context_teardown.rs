@@ -50,11 +50,11 @@ fn end(device: i32, end: impl FnOnce() -> u32) -> Answer {
         vmm_cache::forget_everything();
     }
     if works {
-        pool.into_iter().for_each(|pool| pool.start_over(false));
+        pool.into_iter().for_each(|pool| pool.reset(false));
     }
     let status = end();
     if !works && status == 0 {
-        pool.into_iter().for_each(|pool| pool.start_over(true));
+        pool.into_iter().for_each(|pool| pool.reset(true));
         vmm_cache::forget_everything();
     }
     if status == 0 {

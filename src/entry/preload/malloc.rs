@@ -206,12 +206,12 @@ fn free_to_other_pool(allocator: &Allocator, here: Option<&Device>, address: u64
 #[inline]
 fn free_to_pool(allocator: &Allocator, device: &Device, address: u64) -> Answer {
     let freed = match allocator.settings().free {
-        _ if mutation::is_on("wait") => device.free_idle(address),
-        Free::Relaxed if mutation::is_on("relaxed") => device.free_idle(address),
+        _ if mutation::is_on("wait") => device.free_completed(address),
+        Free::Relaxed if mutation::is_on("relaxed") => device.free_completed(address),
         _ => match device.synchronize_as_free() {
             // A deferred block was freed before.
-            0 if conf::is_free_relaxed() && !device.knows(address) => return None,
-            0 => device.free_idle(address),
+            0 if conf::is_free_relaxed() && !device.is_allocated(address) => return None,
+            0 => device.free_completed(address),
             status => {
                 let found = device.find(address).filter(|it| it.start == address);
                 return found.map(|_| status);

@@ -52,10 +52,7 @@ pub fn allocate_from(address: *mut u64, bytes: usize, pool: *mut c_void, stream:
 /// A block for the stream; when memory runs out, after deferred frees have completed.
 #[inline]
 fn block(device: &Device, bytes: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
-    match device.allocate_for(bytes, key) {
-        Err(_) if device.reclaim_deferred() => device.allocate_for(bytes, key),
-        block => block,
-    }
+    device.allocate_on_stream(bytes, key)
 }
 
 /// `cuMemFreeAsync`.
@@ -79,7 +76,9 @@ fn free_to_pool(address: u64, stream: u64) -> Answer {
     if stream_capture::is_on() {
         // A graph's own memory, or a free that becomes part of a graph, is the driver's; and it is
         // asked nothing about a stream for memory that is not the pool's.
-        let known = allocator.devices_in_use().any(|it| it.knows(address));
+        let known = allocator
+            .devices_in_use()
+            .any(|it| it.is_allocated(address));
         if !known || stream_capture::is_captured(stream) {
             return None;
         }
@@ -89,19 +88,25 @@ fn free_to_pool(address: u64, stream: u64) -> Answer {
         Ok(stream) => stream,
         Err(status) => {
             // Work has failed, or the stream is none.
-            let known = allocator.devices_in_use().any(|it| it.knows(address));
+            let known = allocator
+                .devices_in_use()
+                .any(|it| it.is_allocated(address));
             return known.then_some(status);
         }
     };
     let free = |device: &Device| match mutation::is_on("order") {
-        true => device.free_idle(address),
-        false => device.free_on(address, stream.key(device)),
+        true => device.free_completed(address),
+        false => device.free_on_stream(address, stream.key(device)),
     };
     if stream.device.is_some_and(|device| free(device).is_ok()) {
         return Some(0);
     }
     let mut others = allocator.devices_in_use();
     others
-        .any(|device| device.free_on_other(address, stream.key(device)).is_ok())
+        .any(|device| {
+            device
+                .free_on_foreign_stream(address, stream.key(device))
+                .is_ok()
+        })
         .then_some(0)
 }

@@ -2,7 +2,7 @@
 
 use super::abi::Answer;
 use super::{allocation, conf, driver_table, mutation, primary_context, vmm_cache};
-use crate::entry::torch;
+use crate::entry::attached;
 
 /// The driver takes memory from a device in steps of this many bytes.
 const STEP: u64 = 2 << 20;
@@ -29,7 +29,7 @@ pub fn memory_info(free: *mut usize, total: *mut usize) -> Answer {
         return Some(status);
     };
     let usage = device.usage();
-    let taken = match torch::is_attached() {
+    let taken = match attached::is_attached() {
         true => usage.reserved,
         false => usage.live.next_multiple_of(STEP),
     };
@@ -38,7 +38,7 @@ pub fn memory_info(free: *mut usize, total: *mut usize) -> Answer {
         .min(*total);
     if let Some(limit) = device.limit() {
         *total = (*total).min(limit as usize);
-        let taken = taken + device.outside_bytes();
+        let taken = taken + device.unpooled_bytes();
         *free = (*free).min((limit as usize).saturating_sub(taken as usize));
     }
     Some(status)

@@ -123,11 +123,8 @@ fn release_cached(step: Step, is_here: impl Fn(&Device) -> bool) -> bool {
         .flat_map(|it| it.devices_in_use());
     for device in devices {
         match (step, is_here(device)) {
-            (Step::Idle, true) | (Step::IdleOfOthers, false) => device.give_idle_back(),
-            (Step::Deferred, true) => {
-                device.reclaim_deferred();
-                device.empty_cache();
-            }
+            (Step::Idle, true) | (Step::IdleOfOthers, false) => device.release_idle(),
+            (Step::Deferred, true) => device.release_all(),
             _ => {}
         }
     }

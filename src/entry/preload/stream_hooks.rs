@@ -4,7 +4,7 @@ use super::abi::{self, Answer, OUT_OF_MEMORY};
 use super::{driver_table, mutation, primary_context, retry_oom, stream_capture};
 use concertina_engine::core::StreamKey;
 use concertina_engine::device::Device;
-use concertina_engine::device::PermanentMap;
+use concertina_engine::device::InsertOnlyMap;
 use concertina_engine::device::live_streams::LiveStreams;
 use concertina_engine::process::allocator::allocator_in_use;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -23,7 +23,7 @@ pub struct Stream {
 static DEVICES: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
 /// The driver's numbers of streams whose creation was seen, by handle; 0 once they are destroyed.
-static NUMBERS: PermanentMap<1024> = PermanentMap::new();
+static NUMBERS: InsertOnlyMap<1024> = InsertOnlyMap::new();
 
 /// A stream as a function that ends in `_ptsz` reads it.
 #[inline]
@@ -48,7 +48,7 @@ pub fn create(created: *mut u64, create: impl Fn() -> u32) -> Answer {
         let handle = unsafe { *created };
         // It is in no capture yet.
         if driver_table::ask!(cuStreamGetId(handle, &mut id)) == 0 {
-            NUMBERS.keep(handle, id);
+            NUMBERS.insert(handle, id);
             LiveStreams::created().add(StreamKey { handle, id });
         }
     }
@@ -64,7 +64,7 @@ pub fn destroy(stream: u64) -> Answer {
             device.remove_stream(stream);
         }
         LiveStreams::created().remove(stream);
-        NUMBERS.keep(stream, 0);
+        NUMBERS.insert(stream, 0);
     }
     None
 }

@@ -35,10 +35,12 @@ pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
     let bytes = bytes as u64;
     // Nothing may wait in a capture.
     let may_wait = !stream_capture::is_on();
-    if !device.admit_outside(bytes, may_wait) {
+    if !device.reserve_unpooled(bytes, may_wait) {
         // In a capture the pool's free memory cannot be returned to the driver, but it can be allocated.
         let kept = !may_wait && !leaves_malloc_to_cuda();
-        let block = kept.then(|| device.allocate_idle(bytes as usize)).flatten();
+        let block = kept
+            .then(|| device.allocate_completed(bytes as usize))
+            .flatten();
         let Some(block) = block else {
             return Some(OUT_OF_MEMORY);
         };
@@ -54,7 +56,7 @@ pub fn allocate(address: *mut u64, bytes: usize) -> Answer {
             let address = unsafe { *address };
             with_blocks(|blocks| blocks.insert(address, (device.ordinal(), bytes)));
         }
-        _ => device.dismiss_outside(bytes),
+        _ => device.release_unpooled(bytes),
     }
     Some(status)
 }
@@ -75,7 +77,7 @@ fn free_counted(address: u64, free: impl FnOnce() -> u32) -> Answer {
     let (ordinal, bytes) = with_blocks(|blocks| blocks.remove(&address))?;
     let status = free();
     match device(ordinal) {
-        Some(device) if status == 0 => device.dismiss_outside(bytes),
+        Some(device) if status == 0 => device.release_unpooled(bytes),
         _ => _ = with_blocks(|blocks| blocks.insert(address, (ordinal, bytes))),
     }
     Some(status)
@@ -93,7 +95,7 @@ pub fn forget_device(ordinal: i32) {
         bytes
     });
     if let Some(device) = device(ordinal) {
-        device.dismiss_outside(bytes);
+        device.release_unpooled(bytes);
     }
 }
 

@@ -7,7 +7,8 @@
 use super::symbols::Library;
 use super::virtual_functions;
 use super::vtable::Object;
-use super::{exceptions, profiler, slots, state, tensors};
+use super::{exceptions, profiler, slots, tensors};
+use crate::entry::attached;
 use crate::entry::panic_guard::guard;
 use concertina_engine::device;
 use concertina_engine::device::captures;
@@ -33,7 +34,7 @@ pub extern "C" fn attach(known: bool) -> bool {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     guard(false, || {
         let _lock = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        if state::is_attached() {
+        if attached::is_attached() {
             return true;
         }
         let object = Object::current();
@@ -41,7 +42,7 @@ pub extern "C" fn attach(known: bool) -> bool {
         if !ours && !known {
             return false;
         }
-        state::set_attached();
+        attached::set_attached();
         device::set_torch_allocator();
         stats_output::expect_statistics();
         let mut missing = Vec::new();

@@ -4,7 +4,7 @@
 //! A program activates the trace in Python, which `attach.py` sees; it never ends. The callbacks take the
 //! interpreter's lock, and are called with no lock of this library held.
 
-use super::state::{GPU_TRACE, set_observer};
+use super::observers::{GPU_TRACE, set_observer};
 use super::symbols::Library;
 use crate::entry::panic_guard::guard;
 use crate::entry::python::{Interpreter, Object};

@@ -3,7 +3,7 @@
 //! Each file uses only files of the lines above its own:
 //!
 //! ```text
-//! abi  json  oom_observer  state  symbols
+//! abi  json  observers  oom_observer  symbols
 //! cxx  devices  gpu_trace  profiler  stream_filter
 //! exceptions  layouts  memory_stats  pool_state  tracebacks
 //! device_stats  ipc_tensors  memory_history
@@ -32,13 +32,13 @@ mod memory_history;
 mod memory_stats;
 mod mempool_allocator;
 mod notify;
+mod observers;
 mod oom_observer;
 mod pluggable;
 mod pool_state;
 mod profiler;
 mod script;
 mod slots;
-mod state;
 mod stream_filter;
 mod symbols;
 mod tensors;
@@ -48,4 +48,3 @@ mod vtable;
 
 pub use attach::attach_unless_done;
 pub use script::ATTACH;
-pub use state::is_attached;

@@ -4,7 +4,7 @@
 //! own allocator, so that only this library's part is inside a panic guard.
 
 use super::abi::CUstream_st;
-use super::state::{self, GPU_TRACE, PROFILER};
+use super::observers::{self, GPU_TRACE, PROFILER};
 use super::{devices, gpu_trace, memory_history, oom_observer, profiler};
 use crate::entry::panic_guard::guard;
 use concertina_engine::device::Device;
@@ -16,8 +16,8 @@ use std::ffi::{c_int, c_void};
 #[inline]
 pub fn is_observed() -> bool {
     history::is_recorded()
-        || state::may_have_observer(PROFILER | GPU_TRACE)
-            && (state::may_have_observer(GPU_TRACE) || profiler::is_enabled())
+        || observers::may_have_observer(PROFILER | GPU_TRACE)
+            && (observers::may_have_observer(GPU_TRACE) || profiler::is_enabled())
 }
 
 /// PyTorch gets a block.
@@ -66,6 +66,6 @@ fn device_and_bytes(
 ) -> Option<(&'static Device, i64)> {
     guard(None, || {
         let device = devices::in_use(device).filter(|_| !pointer.is_null())?;
-        Some((device, device.rounded(size) as i64))
+        Some((device, device.block_size(size) as i64))
     })
 }

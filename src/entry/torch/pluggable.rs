@@ -7,11 +7,11 @@
 use super::abi::{CUstream_st, concertina_pool_id};
 use super::exceptions::{self, Failure};
 use super::stream_filter::StreamFilter;
-use super::{devices, ipc_tensors, memory_history, memory_stats, notify, state};
-use crate::entry::{panic_guard::guard, preload};
+use super::{devices, ipc_tensors, memory_history, memory_stats, notify};
+use crate::entry::{attached, panic_guard::guard, preload};
 use concertina_engine::device::Device;
 use concertina_engine::device::OutOfMemory;
-use concertina_engine::device::Route;
+use concertina_engine::device::PoolRoute;
 use concertina_engine::process::allocator::allocator_in_use;
 use concertina_engine::process::ready_devices::add_ready_device;
 use concertina_engine::process::ready_devices::ready_device;
@@ -115,20 +115,20 @@ pub unsafe extern "C-unwind" fn allocate(
 /// more memory, and may throw.
 #[cold]
 fn retry_with_supplier(
-    mut found: Result<*mut c_void, Option<Box<OutOfMemory>>>,
+    found: Result<*mut c_void, Option<Box<OutOfMemory>>>,
     size: usize,
     device: c_int,
     stream: *mut CUstream_st,
 ) -> Result<*mut c_void, Option<Box<OutOfMemory>>> {
-    // Another thread may take what was supplied.
-    while let Err(Some(shortage)) = found {
-        let Some(device_in_use) = devices::in_use(device) else {
-            return Err(Some(shortage));
-        };
-        device_in_use.supply(shortage).map_err(Some)?;
-        found = guard(Err(None), || try_allocate(size, device, stream));
+    let Err(Some(shortage)) = found else {
+        return found;
+    };
+    match devices::in_use(device) {
+        Some(device_in_use) => device_in_use.retry_supplied(shortage, || {
+            guard(Err(None), || try_allocate(size, device, stream))
+        }),
+        None => Err(Some(shortage)),
     }
-    found
 }
 
 /// Notifies observers of a block, which is freed where one throws: PyTorch does not get it then.
@@ -174,7 +174,7 @@ unsafe fn throw(
     size: usize,
     stream: *mut CUstream_st,
 ) -> *mut c_void {
-    if !state::is_attached() {
+    if !attached::is_attached() {
         return ptr::null_mut();
     }
     if let Some(shortage) = &shortage {
@@ -363,7 +363,7 @@ pub unsafe extern "C" fn concertina_begin_allocate_to_pool(
             return;
         };
         let filter = Box::new(move |stream| filter.claims(stream));
-        device.begin_pool(Route {
+        device.begin_pool(PoolRoute {
             pool: (pool.graph, pool.user),
             filter,
         });

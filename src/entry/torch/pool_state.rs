@@ -11,7 +11,7 @@ use concertina_engine::core::BlockInfo;
 use concertina_engine::core::StreamKey;
 use concertina_engine::device::NotRestored;
 use concertina_engine::device::PoolId;
-use concertina_engine::device::Route;
+use concertina_engine::device::PoolRoute;
 use serde_json::{Value, json};
 use std::ffi::{c_int, c_ulonglong};
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering::Relaxed};
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn restore(
             })
             .collect();
         let thread = thread::current().id();
-        let route = Route {
+        let route = PoolRoute {
             pool,
             filter: Box::new(move |_| thread::current().id() == thread),
         };

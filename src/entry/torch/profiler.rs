@@ -1,11 +1,11 @@
 //! `torch.profiler` with `profile_memory=True`: PyTorch's allocators report each block to it.
 
-use super::state::{PROFILER, may_have_observer, set_observer};
+use super::observers::{PROFILER, may_have_observer, set_observer};
 use super::symbols::Library;
 
 use crate::entry::panic_guard::guard;
 use concertina_engine::device::Device;
-use concertina_engine::device::Usage;
+use concertina_engine::device::MemoryInUse;
 use std::ffi::c_void;
 use std::mem::transmute;
 use std::sync::OnceLock;
@@ -111,8 +111,8 @@ pub fn report_out_of_memory(device: &Device, size: usize) {
     }
 }
 
-fn usage(device: &Device) -> Usage {
-    guard(Usage::default(), || device.usage())
+fn usage(device: &Device) -> MemoryInUse {
+    guard(MemoryInUse::default(), || device.usage())
 }
 
 fn cxx(device: &Device) -> CxxDevice {

@@ -12,7 +12,7 @@ use super::symbols::{Library, member};
 use super::vtable::{RAW_ALLOC, RAW_DELETE};
 use super::{devices, notify};
 use crate::entry::panic_guard::guard;
-use concertina_engine::device::PermanentMap;
+use concertina_engine::device::InsertOnlyMap;
 use concertina_engine::device::owner_hint;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
@@ -145,7 +145,7 @@ impl Functions {
 }
 
 /// The handles of streams that PyTorch keeps, by number and device.
-static HANDLES: PermanentMap<2048> = PermanentMap::new();
+static HANDLES: InsertOnlyMap<2048> = InsertOnlyMap::new();
 
 /// The handle of one of PyTorch's streams. The default stream's number is 0 and its handle null. PyTorch
 /// never destroys the streams that it made; the number of a stream that it was given is its handle.
@@ -170,8 +170,8 @@ fn ask_handle(ask: Handle, stream: CxxStream, key: u64) -> *mut CUstream_st {
             let device = devices::in_use(stream.device[1].into());
             // Nothing is kept before the device is open.
             if let Some(device) = device {
-                device.keep_stream(handle as u64);
-                HANDLES.keep(key, handle as u64);
+                device.add_permanent_stream(handle as u64);
+                HANDLES.insert(key, handle as u64);
             }
         });
     }
@@ -185,7 +185,7 @@ pub fn handle_of(stream: CxxStream) -> Option<*mut CUstream_st> {
 
 /// [`allocate`], and a hint for the free.
 #[inline(always)]
-unsafe fn allocate_for(size: usize, device: i8, stream: *mut CUstream_st) -> *mut c_void {
+unsafe fn allocate_on_stream(size: usize, device: i8, stream: *mut CUstream_st) -> *mut c_void {
     // SAFETY: PyTorch, which called, lets exceptions through.
     let address = unsafe { allocate(size, device.into(), stream) };
     owner_hint::note(address as u64, device.into(), stream as u64);
@@ -199,7 +199,7 @@ unsafe extern "C-unwind" fn raw_alloc(this: This, size: usize) -> *mut c_void {
     // SAFETY: as PyTorch calls it.
     unsafe {
         match functions.device() {
-            Some(device) => allocate_for(size, device, functions.stream(device)),
+            Some(device) => allocate_on_stream(size, device, functions.stream(device)),
             None => (functions.raw_alloc)(this, size),
         }
     }
@@ -216,7 +216,7 @@ unsafe extern "C-unwind" fn raw_alloc_with_stream(
     // SAFETY: as PyTorch calls it.
     unsafe {
         match functions.device() {
-            Some(device) => allocate_for(size, device, stream),
+            Some(device) => allocate_on_stream(size, device, stream),
             None => (functions.raw_alloc_on)(this, size, stream),
         }
     }
@@ -241,7 +241,7 @@ unsafe extern "C-unwind" fn allocate_tensor(
         let free = (functions.raw_deleter)(this);
         match functions.device() {
             Some(device) if LAYOUT.load(Relaxed) == KNOWN => {
-                let data = allocate_for(size, device, functions.stream(device));
+                let data = allocate_on_stream(size, device, functions.stream(device));
                 result.write(DataPtr {
                     data,
                     free,

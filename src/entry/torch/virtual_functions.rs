@@ -203,7 +203,7 @@ pub unsafe extern "C" fn create_or_incref_pool(
 pub extern "C" fn set_use_on_oom(_: This, device: i8, pool: concertina_pool_id, lent: bool) {
     guard((), || {
         if let Some(device) = devices::open(device.into()) {
-            device.lend_pool((pool.graph, pool.user), lent);
+            device.set_use_on_oom((pool.graph, pool.user), lent);
         }
     });
 }
@@ -222,7 +222,7 @@ pub extern "C" fn retain_pool(this: This, device: i8, pool: concertina_pool_id) 
 pub extern "C" fn set_no_split(_: This, device: i8, pool: concertina_pool_id) {
     guard((), || {
         if let Some(device) = devices::open(device.into()) {
-            device.keep_pool_whole((pool.graph, pool.user));
+            device.set_no_split((pool.graph, pool.user));
         }
     });
 }

@@ -8,7 +8,7 @@ use crate::harness::random::Random;
 use concertina_engine::core::Origin;
 use concertina_engine::device::Device;
 use concertina_engine::device::PoolId;
-use concertina_engine::device::Route;
+use concertina_engine::device::PoolRoute;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -188,7 +188,7 @@ impl<'a> Runner<'a> {
             82..90 if self.plan.share => self.use_on_another_stream(),
             90..93 => self.verify_one(),
             93 if self.plan.empty && self.random.once_in(3) => self.device.empty_cache(),
-            93 if self.plan.empty && self.random.once_in(2) => self.device.give_idle_back(),
+            93 if self.plan.empty && self.random.once_in(2) => self.device.release_idle(),
             93 if self.plan.purge => self.purge_idle(),
             94 => self.set_limit(),
             95 if self.plan.destroy => self.replace_stream(),
@@ -229,7 +229,7 @@ impl<'a> Runner<'a> {
         let size = requested as usize;
         let found = match origin {
             Origin::Cuda if unordered => self.device.allocate_unordered(size),
-            Origin::Cuda => self.device.allocate_for(size, self.device.key(home)),
+            Origin::Cuda => self.device.allocate_on_stream(size, self.device.key(home)),
             Origin::Allocator => self.device.allocate(size, home),
         };
         let Ok(address) = found else {
@@ -407,12 +407,12 @@ impl<'a> Runner<'a> {
         account.freed(block.requested, block.recorded);
         self.gpu.disown(block.address, block.size);
         if block.unordered {
-            assert_eq!(self.device.free_idle(block.address), Ok(()));
+            assert_eq!(self.device.free_completed(block.address), Ok(()));
             return;
         }
         if block.origin == Origin::Cuda && block.home != ENDED && self.random.once_in(2) {
             let key = self.device.key(block.home);
-            assert_eq!(self.device.free_on(block.address, key), Ok(()));
+            assert_eq!(self.device.free_on_stream(block.address, key), Ok(()));
             return;
         }
         // The caller may name the stream, or another.
@@ -434,8 +434,8 @@ impl<'a> Runner<'a> {
         self.gpu.disown(block.address, block.size);
         let key = self.device.key(block.last);
         let freed = match late {
-            true => self.device.free_later(block.address),
-            false => self.device.free_on(block.address, key),
+            true => self.device.free_deferred(block.address),
+            false => self.device.free_on_stream(block.address, key),
         };
         assert_eq!(freed, Ok(()));
     }
@@ -502,7 +502,7 @@ impl<'a> Runner<'a> {
             let pool = (1 + self.random.below(3), 0);
             let only = self.random.once_in(2).then(|| self.stream());
             let filter = move |stream| only.is_none_or(|only| only == stream);
-            self.device.begin_pool(Route {
+            self.device.begin_pool(PoolRoute {
                 pool,
                 filter: Box::new(filter),
             });

@@ -1,18 +1,6 @@
-//! Flags that every allocation reads: whether PyTorch's allocator is this library, and who observes blocks.
+//! Who observes PyTorch's blocks: flags that every allocation reads.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
-
-static ATTACHED: AtomicBool = AtomicBool::new(false);
-
-/// Whether PyTorch's current allocator is this library.
-pub fn is_attached() -> bool {
-    ATTACHED.load(Relaxed)
-}
-
-/// PyTorch's current allocator is this library from now on.
-pub fn set_attached() {
-    ATTACHED.store(true, Relaxed);
-}
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 /// `torch.profiler`. Set until `attach.py` watches profilers start: one may have started unseen.
 pub const PROFILER: u8 = 1;
