@@ -2,6 +2,7 @@
 //! private pool (a CUDA graph's, or a `MemPool` of PyTorch's) has one of its own.
 
 use super::address_space::AddressSpace;
+use super::arena_bytes::ReservedBytes;
 use super::block::{BlockId, NONE};
 use super::chunk::Chunks;
 use super::gpu::Gpu;
@@ -74,6 +75,8 @@ pub struct Arena {
     pub peak_live: u64,
     /// Bytes taken from the driver, or supplied.
     pub reserved: u64,
+    /// The same as PyTorch counts it.
+    pub bytes: ReservedBytes,
     /// Bytes of addresses where mapping failed and may have left something behind.
     pub abandoned: u64,
     /// The value of [`Epochs::advances`](super::epoch::Epochs) when completed work was last applied.
@@ -106,6 +109,7 @@ impl Arena {
             live: 0,
             peak_live: 0,
             reserved: 0,
+            bytes: ReservedBytes::default(),
             abandoned: 0,
             idle_as_of: 0,
             notes_frees: false,

@@ -280,6 +280,7 @@ impl<G: Gpu> Pool<G> {
             arena.addresses.mark_mapped(arena.cursor, bytes);
             arena.chunks.add(handle, bytes, arena.cursor);
             arena.reserved += bytes;
+            arena.bytes.add(bytes);
             self.counters.chunk_added(bytes);
             let event = MemoryEvent::SegmentMapped(arena.cursor, bytes);
             self.event_log.push(event);

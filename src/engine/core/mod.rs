@@ -21,6 +21,7 @@
 mod address_map;
 mod address_space;
 mod arena;
+mod arena_bytes;
 mod bins;
 mod block;
 mod check;
@@ -50,6 +51,7 @@ mod stream_lists;
 mod trim;
 
 pub use arena::{ArenaId, SHARED_ARENA};
+pub use arena_bytes::ReservedBytes;
 pub use check::Broken;
 pub use counters::{Class, Counters, Counts, Origin, PoolStats, Stat, TORCH_COUNTS, Usage};
 pub use gpu::{Event, Gpu, Handle, Refusal};

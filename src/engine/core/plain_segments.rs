@@ -60,6 +60,7 @@ impl<G: Gpu> Pool<G> {
         let arena = &mut self.arenas[id as usize];
         arena.segments.insert(address, bytes);
         arena.reserved += bytes;
+        arena.bytes.add(bytes);
         let idle = arena.idle;
         self.counters.growths += 1;
         self.counters.chunk_added(bytes);
@@ -102,6 +103,7 @@ impl<G: Gpu> Pool<G> {
             blocks.remove(id);
             arena.segments.remove(&free_block.address);
             arena.reserved -= free_block.size;
+            arena.bytes.remove(free_block.size);
             match arena.supplied {
                 true => returned_segments.push((free_block.address, free_block.size)),
                 false => gpu.free(free_block.address, free_block.size),

@@ -156,6 +156,7 @@ impl<G: Gpu> Pool<G> {
         arena.addresses.mark_unmapped(chunk.address, chunk.size);
         arena.chunks.remove(chunk_id);
         arena.reserved -= chunk.size;
+        arena.bytes.remove(chunk.size);
         self.counters.chunk_removed(chunk.size);
         self.event_log
             .push(MemoryEvent::SegmentUnmapped(chunk.address, chunk.size));

@@ -69,12 +69,16 @@ impl Figures {
 impl Device {
     /// Sets the peaks to what there is now.
     pub fn reset_peaks(&self) {
-        self.lock_flushed().pool.counters_mut().reset_peaks();
+        let mut state = self.lock_flushed();
+        state.pool.counters_mut().reset_peaks();
+        state.pool.reset_arena_peaks();
     }
 
     /// Sets the sums of what was ever allocated and freed to 0.
     pub fn reset_accumulated(&self) {
-        self.lock_flushed().pool.counters_mut().reset_accumulated();
+        let mut state = self.lock_flushed();
+        state.pool.counters_mut().reset_accumulated();
+        state.pool.reset_arena_sums();
     }
 
     /// What the pool looks like now.

@@ -3,6 +3,7 @@
 //! that was. Nothing is kept until somebody asks for it.
 
 use crate::core::MemoryEvent;
+use crate::device::PoolId;
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, VecDeque};
@@ -178,6 +179,8 @@ struct Entry {
     /// Microseconds since 1970.
     time: u64,
     context: Context,
+    /// The pool that the memory belongs to.
+    pool: PoolId,
     region: Option<Arc<str>>,
     metadata: Option<Arc<str>>,
 }
@@ -186,8 +189,10 @@ struct Entry {
 #[derive(Default)]
 pub(crate) struct History {
     entries: VecDeque<Entry>,
-    /// Where blocks in use were allocated, by address.
-    live: HashMap<u64, Context>,
+    /// Where blocks in use were allocated, and in which pool, by address.
+    live: HashMap<u64, (Context, PoolId)>,
+    /// The pools of segments of private ones, by address: when one goes, its pool may be gone.
+    segments: HashMap<u64, PoolId>,
 }
 
 impl History {
@@ -201,9 +206,18 @@ impl History {
     pub fn stop(&mut self) {
         self.clear();
         self.live.clear();
+        self.segments.clear();
     }
 
-    pub fn note(&mut self, action: Action, address: u64, size: u64, stream: u64, context: Context) {
+    pub fn note(
+        &mut self,
+        action: Action,
+        address: u64,
+        size: u64,
+        stream: u64,
+        context: Context,
+        pool: PoolId,
+    ) {
         let Some(plan) = plan().filter(|plan| plan.skip & 1 << action as u16 == 0) else {
             return;
         };
@@ -218,14 +232,22 @@ impl History {
             stream,
             time: now(),
             context: context.filter(|_| plan.contexts >= Contexts::Alloc),
+            pool,
             region: marks.regions.last().cloned(),
             metadata: marks.metadata.clone(),
         });
     }
 
-    pub fn allocated(&mut self, address: u64, size: u64, stream: u64, context: Context) {
-        self.note(Action::Alloc, address, size, stream, context.clone());
-        self.live.insert(address, context);
+    pub fn allocated(
+        &mut self,
+        address: u64,
+        size: u64,
+        stream: u64,
+        context: Context,
+        pool: PoolId,
+    ) {
+        self.note(Action::Alloc, address, size, stream, context.clone(), pool);
+        self.live.insert(address, (context, pool));
     }
 
     /// `completed` where nothing else may still use the block.
@@ -235,22 +257,31 @@ impl History {
         size: u64,
         stream: u64,
         context: Context,
+        pool: PoolId,
         completed: bool,
     ) {
-        let context = context.or_else(|| self.live.get(&address).cloned().flatten());
-        self.note(Action::FreeRequested, address, size, stream, context);
+        let context = context.or_else(|| self.live.get(&address)?.0.clone());
+        self.note(Action::FreeRequested, address, size, stream, context, pool);
         if completed {
-            self.completed(address, size, stream);
+            self.completed(address, size, stream, pool);
         }
     }
 
-    fn completed(&mut self, address: u64, size: u64, stream: u64) {
-        let context = self.live.remove(&address).flatten();
-        self.note(Action::FreeCompleted, address, size, stream, context);
+    /// `pool` is that of a block that was allocated before the history began.
+    fn completed(&mut self, address: u64, size: u64, stream: u64, pool: PoolId) {
+        let (context, pool) = self.live.remove(&address).unwrap_or((None, pool));
+        self.note(Action::FreeCompleted, address, size, stream, context, pool);
     }
 
     /// Enters what the pool did meanwhile, for this stream and at this place as far as is known.
-    pub fn catch_up(&mut self, happenings: Vec<MemoryEvent>, stream: u64, context: &Context) {
+    /// `pool_at` answers which pool an address belongs to now.
+    pub fn catch_up(
+        &mut self,
+        happenings: Vec<MemoryEvent>,
+        stream: u64,
+        context: &Context,
+        pool_at: impl Fn(u64) -> PoolId,
+    ) {
         for happening in happenings {
             let (action, (address, size)) = match happening {
                 MemoryEvent::FreeCompleted {
@@ -258,7 +289,7 @@ impl History {
                     size,
                     stream,
                 } => {
-                    self.completed(address, size, stream);
+                    self.completed(address, size, stream, pool_at(address));
                     continue;
                 }
                 MemoryEvent::SegmentMapped(address, size) => (Action::SegmentMap, (address, size)),
@@ -270,13 +301,21 @@ impl History {
                 }
                 MemoryEvent::SegmentFreed(address, size) => (Action::SegmentFree, (address, size)),
             };
-            self.note(action, address, size, stream, context.clone());
+            let pool = match action {
+                Action::SegmentUnmap | Action::SegmentFree => self.segments.remove(&address),
+                _ => None,
+            };
+            let pool = pool.unwrap_or_else(|| pool_at(address));
+            if matches!(action, Action::SegmentMap | Action::SegmentAlloc) && pool != (0, 0) {
+                self.segments.insert(address, pool);
+            }
+            self.note(action, address, size, stream, context.clone(), pool);
         }
     }
 
     /// Where a block in use was allocated.
     pub fn context_of(&self, address: u64) -> Option<u64> {
-        let context = self.live.get(&address)?.as_ref()?;
+        let context = self.live.get(&address)?.0.as_ref()?;
         Some(context.number())
     }
 
@@ -297,6 +336,7 @@ impl History {
             object.insert("compile_context".into(), region.into());
             let metadata = entry.metadata.as_deref().unwrap_or_default();
             object.insert("user_metadata".into(), metadata.into());
+            object.insert("pool_id".into(), json!([entry.pool.0, entry.pool.1]));
             let context = entry.context.as_ref().map(|context| context.number());
             object.insert("context".into(), json!(context));
             Value::Object(object)

@@ -1,6 +1,7 @@
 //! Private pools, and which allocations go there: those of PyTorch's CUDA graphs and `MemPool`s.
 
-use crate::core::{ArenaId, SHARED_ARENA};
+use crate::core::{ArenaId, Pool, ReservedBytes, SHARED_ARENA};
+use crate::device::driver_gpu::DriverGpu;
 use crate::device::stream_key::is_capturing;
 use crate::device::{Device, State, Supplier};
 use crate::util::message;
@@ -93,6 +94,11 @@ impl State {
         self.private.names.get(&arena).copied().unwrap_or((0, 0))
     }
 
+    /// PyTorch's name for the pool that an address belongs to.
+    pub fn pool_at(&self, address: u64) -> PoolId {
+        pool_at(&self.pool, &self.private, address)
+    }
+
     pub fn private(&self, pool: PoolId) -> Option<&PrivatePool> {
         self.private.get(pool)
     }
@@ -119,7 +125,23 @@ impl State {
     }
 }
 
+/// [`State::pool_at`], for who has borrowed another part of the state.
+pub fn pool_at(pool: &Pool<DriverGpu>, private: &PrivatePools, address: u64) -> PoolId {
+    let mut names = private.names.iter();
+    let owner = names.find(|(arena, _)| pool.is_of_arena(address, **arena));
+    owner.map_or((0, 0), |(_, name)| *name)
+}
+
 impl Device {
+    /// The private pools by their names, with the bytes that each holds from the driver.
+    pub fn private_pool_bytes(&self) -> Vec<(PoolId, ReservedBytes)> {
+        let state = self.lock_flushed();
+        let pools = state.private.by_name.iter();
+        pools
+            .map(|(name, private)| (*name, state.pool.reserved_bytes(private.arena)))
+            .collect()
+    }
+
     /// Whether others may have a private pool's memory rather than run out.
     pub fn set_use_on_oom(&self, pool: PoolId, use_on_oom: bool) {
         let mut state = self.state.lock();

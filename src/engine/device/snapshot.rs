@@ -2,6 +2,7 @@
 
 use crate::core::{Origin, Segment, SegmentBlock};
 use crate::device::history::{self, Action, Context, History};
+use crate::device::private_pools::pool_at;
 use crate::device::{Device, PoolId, State};
 use crate::util::lock::Guard;
 use serde_json::{Value, json};
@@ -23,25 +24,29 @@ impl Device {
     /// Notes an allocation. What the pool did to meet it comes before it.
     pub fn note_allocated(&self, address: u64, size: u64, stream: u64, context: Context) {
         let mut state = self.caught_up(stream, &context);
-        state.history.allocated(address, size, stream, context);
+        let pool = state.pool_at(address);
+        state
+            .history
+            .allocated(address, size, stream, context, pool);
     }
 
     /// Notes that a block is about to be freed.
     pub fn note_freed(&self, address: u64, size: u64, stream: u64, context: Context) {
         let mut state = self.caught_up(0, &None);
         let completed = !state.pool.is_multi_stream_at(address);
+        let pool = state.pool_at(address);
         state
             .history
-            .freed(address, size, stream, context, completed);
+            .freed(address, size, stream, context, pool, completed);
     }
 
-    /// Notes that memory ran out.
-    pub fn note_out_of_memory(&self, size: u64, stream: u64, context: Context) {
+    /// Notes that memory ran out for a request to a pool.
+    pub fn note_out_of_memory(&self, size: u64, stream: u64, context: Context, pool: PoolId) {
         let mut state = self.caught_up(stream, &context);
         let free = state.pool.gpu().memory_info().map_or(0, |(free, _)| free);
         state
             .history
-            .note(Action::OutOfMemory, free, size, stream, context);
+            .note(Action::OutOfMemory, free, size, stream, context, pool);
     }
 
     /// Notes what the pool did just now, and where in the program that was.
@@ -51,10 +56,16 @@ impl Device {
 
     /// The state with all that the pool did in its history.
     fn caught_up(&self, stream: u64, context: &Context) -> Guard<'_, State> {
-        let mut state = self.state.lock();
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
         let happenings = state.pool.event_log_mut().drain();
-        state.history.catch_up(happenings, stream, context);
+        let (pool, private) = (&state.pool, &state.private);
         state
+            .history
+            .catch_up(happenings, stream, context, |address| {
+                pool_at(pool, private, address)
+            });
+        guard
     }
 
     /// The segments, of one private pool or of all, and the history, as PyTorch's snapshots have
@@ -77,7 +88,9 @@ impl Device {
         // It is in those that come.
         let traces = state.history.json();
         if history::is_recorded() {
-            state.history.note(Action::Snapshot, 0, active, 0, None);
+            state
+                .history
+                .note(Action::Snapshot, 0, active, 0, None, (0, 0));
         }
         (segments, traces)
     }

@@ -44,6 +44,7 @@ attach_object = native("attach", ctypes.c_bool, ctypes.c_bool)
 is_disabled = native("is_disabled", ctypes.c_bool)
 mistakes = native("mistakes", None, CALLBACK)
 memory_stats = native("memory_stats", None, ctypes.c_int, CALLBACK)
+private_pool_bytes = native("private_pool_bytes", None, ctypes.c_int, CALLBACK)
 reset_peaks = native("reset_peaks", None, ctypes.c_int)
 reset_accumulated = native("reset_accumulated", None, ctypes.c_int)
 fraction = native("fraction", ctypes.c_double, ctypes.c_int)
@@ -264,14 +265,20 @@ def replace_functions(core):
     words = str(getattr(sys.modules["torch"], "__version__", "")).split(".")
     release = tuple(int(word) if word.isdigit() else 0 for word in words[:2])
 
+    def flow(numbers):
+        return dict(zip(("current", "peak", "allocated", "freed"), numbers))
+
     def nested_stats_of_all(device):
         stats = nested_stats(device)
         if release >= (2, 12):
             # Nothing is refused ahead of time.
             stats["num_oom_rejections"] = 0
         if release >= (2, 13):
-            # They are not counted pool by pool.
-            stats["reserved_bytes_by_private_pools"] = {}
+            stats["reserved_bytes_by_private_pools"] = {
+                # Every segment is a large one.
+                tuple(pool): {"all": flow(bytes), "small_pool": flow([0] * 4), "large_pool": flow(bytes)}
+                for pool, bytes in read(private_pool_bytes, device)
+            }
         return stats
 
     def nested_stats(device):
@@ -424,6 +431,10 @@ def replace_functions(core):
         frames = dict(zip(numbers, stacks))
         for thing in things:
             thing["frames"] = frames.get(thing.pop("context"), [])
+        for entry in (entry for trace in result["device_traces"] for entry in trace):
+            owner = entry.pop("pool_id")
+            if release >= (2, 12):
+                entry["pool_id"] = tuple(owner)
         for segment in result["segments"]:
             segment["segment_pool_id"] = tuple(segment["segment_pool_id"])
         missing = core._cuda_getDeviceCount() - len(result["device_traces"])

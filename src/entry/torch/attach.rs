@@ -1,8 +1,8 @@
-//! Attaches to PyTorch once its current allocator is this library: replaces virtual functions of the allocator
-//! object, and registers it where PyTorch looks allocators up by device type.
+//! Attaches to PyTorch once its current allocator is this library: replaces virtual functions of the
+//! allocator object, and registers it where PyTorch looks allocators up by device type.
 //!
-//! `attach.py` calls [`attach`] when a program changes PyTorch's allocator. Where it could not see that, the first
-//! allocation looks.
+//! `attach.py` calls [`attach`] when a program changes PyTorch's allocator. Where it could not see that, the
+//! first allocation looks.
 
 use super::symbols::Library;
 use super::virtual_functions;
@@ -28,8 +28,8 @@ pub fn attach_unless_done() {
     attach(false);
 }
 
-/// Attaches to PyTorch's current allocator if that is this library, which the caller may know. Answers whether it
-/// is. One line says what could not be replaced.
+/// Attaches to PyTorch's current allocator if that is this library, which the caller may know. Answers
+/// whether it is. One line says what could not be replaced.
 pub extern "C" fn attach(known: bool) -> bool {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     guard(false, || {

@@ -1,5 +1,5 @@
-//! Classes of C++'s standard library that PyTorch and this library pass to each other. They are libstdc++'s, whose
-//! layout is part of its ABI and has not changed since GCC 5.
+//! Classes of C++'s standard library that PyTorch and this library pass to each other. They are libstdc++'s,
+//! whose layout is part of its ABI and has not changed since GCC 5.
 
 use super::symbols::Library;
 use crate::entry::panic_guard::guard;
@@ -175,8 +175,8 @@ impl SharedPointer {
     }
 }
 
-/// The counts of a `std::shared_ptr`: `std::_Sp_counted_base`. The last field is there in those of this library
-/// only.
+/// The counts of a `std::shared_ptr`: `std::_Sp_counted_base`. The last field is there in those of this
+/// library only.
 #[repr(C)]
 struct Counts {
     functions: *const Functions,

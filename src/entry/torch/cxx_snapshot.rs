@@ -185,7 +185,7 @@ fn trace<const INTERNAL: usize>(
             context: context(value),
             stream: number(&value["stream"]),
             size: number(&value["size"]),
-            mempool: [0; 2],
+            mempool: pool_of(&value["pool_id"]),
             time: number(&value["time_us"]),
             compile_context: text("compile_context")?,
             user_metadata: text("user_metadata")?,

@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 type This = *mut c_void;
 
-/// `getDeviceStats`. Its result may be a class with a destructor, so the caller passes the memory for it first.
+/// `getDeviceStats`. Its result may be a class with a destructor, so the caller passes the memory for it
+/// first.
 pub unsafe extern "C-unwind" fn get_device_stats<const BY_POOL: usize, const REJECTIONS: usize>(
     result: *mut DeviceStats<BY_POOL, REJECTIONS>,
     _: This,
@@ -68,8 +69,9 @@ fn device_stats<const BY_POOL: usize, const REJECTIONS: usize>(
 /// Whether [`get_device_stats`] answers the test pattern.
 static TEST_PATTERN: AtomicBool = AtomicBool::new(false);
 
-/// Called by `attach.py` at the begin and at the end of a test of the layout: in between each figure for C++ is a
-/// number of its own, from 1000 on, so that what PyTorch reads shows whether its class is laid out as ours.
+/// Called by `attach.py` at the begin and at the end of a test of the layout: in between each figure for C++
+/// is a number of its own, from 1000 on, so that what PyTorch reads shows whether its class is laid out as
+/// ours.
 pub extern "C" fn set_test_pattern(begins: bool) {
     TEST_PATTERN.store(begins, Relaxed);
 }

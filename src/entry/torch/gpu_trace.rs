@@ -1,5 +1,5 @@
-//! PyTorch's GPU trace (`torch.cuda._gpu_trace`, which `torch.cuda._sanitizer` reads): its callbacks are called for
-//! each block that is allocated or freed. PyTorch leaves that to its own allocator.
+//! PyTorch's GPU trace (`torch.cuda._gpu_trace`, which `torch.cuda._sanitizer` reads): its callbacks are
+//! called for each block that is allocated or freed. PyTorch leaves that to its own allocator.
 //!
 //! A program activates the trace in Python, which `attach.py` sees; it never ends. The callbacks take the
 //! interpreter's lock, and are called with no lock of this library held.

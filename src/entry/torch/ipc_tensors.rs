@@ -1,11 +1,13 @@
 //! CUDA tensors shared between processes (`torch.multiprocessing`).
 //!
-//! PyTorch sends a handle as text, and the offset of the tensor in the memory behind it; it waits for the tensor's
-//! work by a CUDA event, and keeps what was sent alive by a count in host memory. All of that stays PyTorch's. An
-//! allocator's part is to make the text for memory of this process, and to open the memory of another's text.
+//! PyTorch sends a handle as text, and the offset of the tensor in the memory behind it; it waits for the
+//! tensor's work by a CUDA event, and keeps what was sent alive by a count in host memory. All of that stays
+//! PyTorch's. An allocator's part is to make the text for memory of this process, and to open the memory of
+//! another's text.
 //!
-//! Mapped memory has a [`Handle`] of this library. A plain segment (`expandable_segments:False`) has CUDA's own, in
-//! the form of PyTorch's allocator, so that processes under either allocator can share it with each other.
+//! Mapped memory has a [`Handle`] of this library. A plain segment (`expandable_segments:False`) has CUDA's
+//! own, in the form of PyTorch's allocator, so that processes under either allocator can share it with each
+//! other.
 
 use super::cxx::{CxxString, SharedPointer};
 use super::devices;
@@ -24,8 +26,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// What precedes CUDA's own handle in PyTorch's text: the version of the text and the kind of the handle
-/// (`SHAREABLE_HANDLE_VERSION` and `SHAREABLE_CUDA_MALLOC` in its `CUDACachingAllocator.cpp`). For this kind, both
-/// versions are the same; every release opens the first.
+/// (`SHAREABLE_HANDLE_VERSION` and `SHAREABLE_CUDA_MALLOC` in its `CUDACachingAllocator.cpp`). For this kind,
+/// both versions are the same; every release opens the first.
 const PLAIN: [[u8; 2]; 2] = [[2, b'c'], [3, b'c']];
 
 /// Whether something was shared, so that blocks may be kept for other processes.

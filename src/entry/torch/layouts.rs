@@ -1,11 +1,11 @@
 //! Layouts of PyTorch's classes, by release.
 //!
-//! They are those of `c10/core/CachingDeviceAllocator.h` and `c10/cuda/CUDACachingAllocator.h`; where a release has
-//! more members than the one before, a const parameter is the length of an array, 0 or more, in their place.
-//! `tests/torch/layouts.py` compiles the headers of a release and compares.
+//! They are those of `c10/core/CachingDeviceAllocator.h` and `c10/cuda/CUDACachingAllocator.h`; where a
+//! release has more members than the one before, a const parameter is the length of an array, 0 or more, in
+//! their place. `tests/torch/layouts.py` compiles the headers of a release and compares.
 //!
-//! A virtual function with arguments or a result of these classes is replaced only where the release is one of
-//! [`RELEASES`]: with another layout, memory beyond an object's end would be written.
+//! A virtual function with arguments or a result of these classes is replaced only where the release is one
+//! of [`RELEASES`]: with another layout, memory beyond an object's end would be written.
 
 use super::cxx::{self, CxxString, CxxVector, SharedPointer};
 use super::symbols::{Library, member};
@@ -117,15 +117,16 @@ releases! {
 }
 
 impl Release {
-    /// The release that the process has loaded, given the words of its table. `None` where it is not in the list.
+    /// The release that the process has loaded, given the words of its table. `None` where it is not in the
+    /// list.
     pub fn loaded(words: usize) -> Option<&'static Release> {
         Release::find(words, stated_version(), |library, symbol| {
             Library::loaded(library).is_some_and(|it| it.symbol(symbol).is_some())
         })
     }
 
-    /// The release with this table and symbols. One that states its version (from 2.9 on) has to be that one: a later
-    /// release may have the same table and other classes.
+    /// The release with this table and symbols. One that states its version (from 2.9 on) has to be that one:
+    /// a later release may have the same table and other classes.
     fn find(
         words: usize,
         stated: Option<(u8, u8)>,

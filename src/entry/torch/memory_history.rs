@@ -55,11 +55,11 @@ pub fn emptied(device: &Device, context: &Context) {
 
 /// Records that a request of PyTorch's could not be met.
 #[cold]
-pub fn out_of_memory(device: &Device, size: usize, stream: u64) {
+pub fn out_of_memory(device: &Device, size: usize, stream: u64, pool: PoolId) {
     if history::is_recorded() {
         let context = gather(Contexts::State);
         guard((), || {
-            device.note_out_of_memory(size as u64, stream, context);
+            device.note_out_of_memory(size as u64, stream, context, pool);
         });
     }
 }

@@ -1,5 +1,5 @@
-//! Memory statistics, limits and settings, for `attach.py`, by device number. Nothing here opens a device: one
-//! that was not used yet has no figures.
+//! Memory statistics, limits and settings, for `attach.py`, by device number. Nothing here opens a device:
+//! one that was not used yet has no figures.
 
 use super::devices::in_use;
 use super::json::{JsonCallback, send};
@@ -8,7 +8,7 @@ use concertina_engine::core::PoolStats;
 use concertina_engine::device::Device;
 use concertina_engine::process::settings::process_settings;
 use concertina_engine::process::stats;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::ffi::{c_double, c_int};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -39,6 +39,19 @@ pub extern "C" fn memory_stats(device: c_int, callback: JsonCallback) {
     guard((), || {
         let stats = stats::memory_stats(&counters(device));
         send(&Value::Object(stats), callback);
+    });
+}
+
+/// Reserved bytes by private pool, for `attach.py`: lists of the pool's two numbers and of the bytes that are
+/// current, at the peak, allocated and freed.
+pub extern "C" fn private_pool_bytes(device: c_int, callback: JsonCallback) {
+    guard((), || {
+        let pools = in_use(device).map(Device::private_pool_bytes);
+        let pools = pools.into_iter().flatten().map(|((graph, user), bytes)| {
+            let flow = [bytes.current, bytes.peak, bytes.allocated, bytes.freed];
+            json!([[graph, user], flow])
+        });
+        send(&pools.collect(), callback);
     });
 }
 

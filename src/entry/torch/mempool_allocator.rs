@@ -43,11 +43,10 @@ impl Supplier for Allocator {
     }
 }
 
-/// The supplier, given the allocator as PyTorch passes it: by a `std::shared_ptr` of the caller's (from 2.11 on),
-/// or by its address. `None` where the pool's memory is to be this library's.
+/// The supplier, given the allocator as PyTorch passes it: by a `std::shared_ptr` of the caller's (from 2.11
+/// on), or by its address. `None` where the pool's memory is to be this library's.
 ///
-/// # Safety
-/// `passed` is what PyTorch passed.
+/// # Safety `passed` is what PyTorch passed.
 pub unsafe fn of(passed: *const c_void) -> Option<Arc<dyn Supplier>> {
     let user = match is_counted() {
         _ if passed.is_null() => return None,

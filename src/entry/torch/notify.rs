@@ -51,7 +51,7 @@ pub fn freed(pointer: *mut c_void, size: usize, device: c_int) {
 #[cold]
 pub fn out_of_memory(shortage: &OutOfMemory, size: usize, stream: *mut CUstream_st) {
     if let Some(device) = devices::in_use(shortage.device) {
-        memory_history::out_of_memory(device, size, stream as u64);
+        memory_history::out_of_memory(device, size, stream as u64, shortage.pool);
         profiler::report_out_of_memory(device, size);
         let (free, total) = shortage.memory.unwrap_or_default();
         oom_observer::notify(device, size, shortage.limit.unwrap_or(total), free);

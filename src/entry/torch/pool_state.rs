@@ -1,8 +1,8 @@
-//! Checkpoints of a private pool's state, which `torch.compile(mode="reduce-overhead")` restores between the graphs
-//! that it captures into one pool.
+//! Checkpoints of a private pool's state, which `torch.compile(mode="reduce-overhead")` restores between the
+//! graphs that it captures into one pool.
 //!
-//! PyTorch has to know every live block, so `attach.py` frees and allocates them by PyTorch's own functions; this
-//! file makes the pool hand out the same addresses again.
+//! PyTorch has to know every live block, so `attach.py` frees and allocates them by PyTorch's own functions;
+//! this file makes the pool hand out the same addresses again.
 
 use super::devices::in_use;
 use super::json::{JsonCallback, send};
@@ -45,12 +45,11 @@ pub extern "C" fn pool_blocks(
     });
 }
 
-/// Restores `count` blocks of a private pool. This thread's next allocations on the device are these blocks, in
-/// this order, until `concertina_end_allocate_to_pool`. Answers 0, or else 1 where there is no such pool, or the
-/// address of a block whose memory is in use.
+/// Restores `count` blocks of a private pool. This thread's next allocations on the device are these blocks,
+/// in this order, until `concertina_end_allocate_to_pool`. Answers 0, or else 1 where there is no such pool,
+/// or the address of a block whose memory is in use.
 ///
-/// # Safety
-/// `blocks` points to `count` blocks.
+/// # Safety `blocks` points to `count` blocks.
 pub unsafe extern "C" fn restore(
     device: c_int,
     graph: c_ulonglong,
@@ -108,11 +107,10 @@ struct DataPtr {
 /// references in one or two words.
 const BEFORE: [usize; 2] = [2, 3];
 
-/// Swaps which of two storages with the memory at `address` owns it: from `owner` to `viewer`. False, and nothing
-/// is changed, where they are not built as expected.
+/// Swaps which of two storages with the memory at `address` owns it: from `owner` to `viewer`. False, and
+/// nothing is changed, where they are not built as expected.
 ///
-/// # Safety
-/// Both are live `c10::StorageImpl`s, which no other thread uses meanwhile.
+/// # Safety Both are live `c10::StorageImpl`s, which no other thread uses meanwhile.
 pub unsafe extern "C" fn swap_owner(
     owner: *const usize,
     viewer: *const usize,
@@ -127,9 +125,10 @@ pub unsafe extern "C" fn swap_owner(
                     &*viewer.add(before).cast::<DataPtr>(),
                 )
             };
-            let same = [&owner.address, &owner.owned, &viewer.address]
-                .iter()
-                .all(|it| it.load(Relaxed) == address)
+            // Up to 2.8 an owner's is not the address, but an object that has it.
+            let same = owner.address.load(Relaxed) == address
+                && viewer.address.load(Relaxed) == address
+                && owner.owned.load(Relaxed) != 0
                 && viewer.owned.load(Relaxed) == 0
                 && owner.device.load(Relaxed) == viewer.device.load(Relaxed);
             if same {

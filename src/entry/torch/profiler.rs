@@ -31,8 +31,8 @@ struct Profiler {
 
 static FUNCTIONS: OnceLock<Profiler> = OnceLock::new();
 
-/// Called by `attach.py`, which sees profilers start: whether one may be active. To ask PyTorch costs as much as
-/// to allocate.
+/// Called by `attach.py`, which sees profilers start: whether one may be active. To ask PyTorch costs as much
+/// as to allocate.
 pub extern "C" fn set_profiling(active: bool) {
     set_observer(PROFILER, active);
 }

@@ -1,7 +1,7 @@
 //! `attach.py`, which replaces PyTorch's Python functions of memory, and the functions that it calls.
 //!
-//! It runs in the interpreter when the library is loaded. It sets PyTorch's hooks on every allocator that is made
-//! of this library's functions, and calls [`attach`] when PyTorch changes to such a one.
+//! It runs in the interpreter when the library is loaded. It sets PyTorch's hooks on every allocator that is
+//! made of this library's functions, and calls [`attach`] when PyTorch changes to such a one.
 
 use super::attach::attach;
 use super::json::{self, JsonCallback};
@@ -56,6 +56,7 @@ functions! {
     c"mistakes": mistakes;
     c"run_again": run_again;
     c"memory_stats": memory_stats::memory_stats;
+    c"private_pool_bytes": memory_stats::private_pool_bytes;
     c"reset_peaks": memory_stats::reset_peaks;
     c"reset_accumulated": memory_stats::reset_accumulated;
     c"fraction": memory_stats::fraction;
@@ -92,8 +93,8 @@ extern "C" fn is_disabled() -> bool {
     guard(false, settings::is_disabled)
 }
 
-/// Prints the mistakes of the environment that were not printed before, and sends a list of all: each line, and
-/// whether the mistake lifts a limit.
+/// Prints the mistakes of the environment that were not printed before, and sends a list of all: each line,
+/// and whether the mistake lifts a limit.
 extern "C" fn mistakes(callback: JsonCallback) {
     guard((), || {
         check_settings(false);

@@ -1,8 +1,8 @@
 //! Tensors' memory: the virtual functions of PyTorch's allocator object that allocate and free.
 //!
-//! PyTorch's own call the pluggable functions, and keep a map of blocks with their sizes, devices and streams under
-//! a lock, to pass those to the function that frees. The pool knows them itself, so these functions go straight to
-//! it.
+//! PyTorch's own call the pluggable functions, and keep a map of blocks with their sizes, devices and streams
+//! under a lock, to pass those to the function that frees. The pool knows them itself, so these functions go
+//! straight to it.
 //!
 //! PyTorch is asked for the current stream, and for the handles of the streams that it never destroys.
 
@@ -147,8 +147,8 @@ impl Functions {
 /// The handles of streams that PyTorch keeps, by number and device.
 static HANDLES: InsertOnlyMap<2048> = InsertOnlyMap::new();
 
-/// The handle of one of PyTorch's streams. The default stream's number is 0 and its handle null. PyTorch never
-/// destroys the streams that it made; the number of a stream that it was given is its handle.
+/// The handle of one of PyTorch's streams. The default stream's number is 0 and its handle null. PyTorch
+/// never destroys the streams that it made; the number of a stream that it was given is its handle.
 #[inline(always)]
 fn handle(ask: Handle, stream: CxxStream) -> *mut CUstream_st {
     if stream.id == 0 {

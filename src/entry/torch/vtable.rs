@@ -21,8 +21,9 @@ pub enum Location {
     Of(&'static CStr),
     /// A function without a symbol: this index of a range, where the range has one of these lengths.
     In(&'static SlotRange, usize, &'static [usize]),
-    /// As [`Of`](Location::Of), for a function that returns a class with a destructor. This library's functions
-    /// take the memory for the result as their first argument, as x86-64 passes it; AArch64, for one, does not.
+    /// As [`Of`](Location::Of), for a function that returns a class with a destructor. This library's
+    /// functions take the memory for the result as their first argument, as x86-64 passes it; AArch64, for
+    /// one, does not.
     Returns(&'static CStr),
 }
 use Location::{In, Of, Returns};
@@ -40,7 +41,8 @@ pub struct Slot {
     pub location: Location,
     /// `None` where PyTorch's own stays in this release.
     pub function: Option<*const ()>,
-    /// What a program loses where it is not replaced; `None` if a hook of the pluggable allocator does the same.
+    /// What a program loses where it is not replaced; `None` if a hook of the pluggable allocator does the
+    /// same.
     pub loss: Option<&'static str>,
 }
 
@@ -132,8 +134,8 @@ impl Object {
     /// Whether this library's functions are the ones that it allocates and frees by. If they are the exported
     /// ones, since the object was made before `attach.py` ran, [`allocate`] and [`release`] take their place.
     ///
-    /// Its first members are the `std::function`s that allocate and free, of four words each; the first word of
-    /// one that PyTorch made is the address of the function.
+    /// Its first members are the `std::function`s that allocate and free, of four words each; the first word
+    /// of one that PyTorch made is the address of the function.
     pub fn is_ours(&self) -> bool {
         let turn = |word: &AtomicUsize, from: *const (), to: *const ()| {
             let turned = word.compare_exchange(from as usize, to as usize, Relaxed, Relaxed);
@@ -155,9 +157,9 @@ impl Object {
         Release::loaded(self.table.len())
     }
 
-    /// Replaces virtual functions: `plain` ones, whose arguments are numbers, addresses and classes of libstdc++;
-    /// those `of_classes` of PyTorch; and `tensors`, by their names, all of them or none. Answers what a program
-    /// loses by those that were not found.
+    /// Replaces virtual functions: `plain` ones, whose arguments are numbers, addresses and classes of
+    /// libstdc++; those `of_classes` of PyTorch; and `tensors`, by their names, all of them or none. Answers
+    /// what a program loses by those that were not found.
     pub fn replace(
         &self,
         plain: Vec<Slot>,
@@ -266,8 +268,8 @@ impl Object {
     }
 }
 
-/// Called by `attach.py` where PyTorch reads other numbers than those of the test pattern: its classes are not
-/// those of its release. PyTorch's own functions with arguments or results of its classes are put back.
+/// Called by `attach.py` where PyTorch reads other numbers than those of the test pattern: its classes are
+/// not those of its release. PyTorch's own functions with arguments or results of its classes are put back.
 pub extern "C" fn restore_class_functions() {
     guard((), || {
         let mut missing = Vec::new();

@@ -1,6 +1,7 @@
 # graph_capture_record_stream_reuse: within a capture, what other streams have used is used again once they
 # are joined, and not before; without the setting only after the capture.
 #: attach plain install native
+#: torch 2.9
 #: env PYTORCH_CUDA_ALLOC_CONF=graph_capture_record_stream_reuse:True
 import torch
 from case import MIB, pattern

@@ -1,6 +1,7 @@
 # The state of a private pool is kept, and gone back to: the same blocks are in use at the same places,
 # what lies there untouched, and storages own them again.
 #: core
+#: torch 2.8
 #: attach plain install native
 #: memory 256
 import gc

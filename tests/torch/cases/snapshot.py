@@ -1,6 +1,7 @@
 # A snapshot tells what there is, to the byte, and the history how it came to be, with the lines of
 # the program; PyTorch's own tools read both.
 #: core
+#: torch 2.8
 #: memory 512
 import collections
 import pickle
