@@ -6,6 +6,7 @@
 mod measured;
 mod ranks;
 mod replay;
+mod replay_options;
 mod report;
 mod run;
 mod trace;
@@ -100,7 +101,7 @@ Exit status 1: a file could not be read, or holds no statistics.
 enum Request {
     Run(run::Options),
     Print(String),
-    Replay(replay::Options, replay::Environment),
+    Replay(replay_options::Options, replay::Environment),
     Report(report::Options),
 }
 
@@ -179,7 +180,7 @@ fn only(mut arguments: lexopt::Parser, option: &str, text: String) -> Result<Req
 fn replay_request(mut arguments: lexopt::Parser) -> Result<Request, String> {
     use lexopt::Arg::{Long, Short, Value};
     let wrong = |error: lexopt::Error| format!("replay: {error}; allowed are {REPLAY_OPTIONS}");
-    let mut options = replay::Options::default();
+    let mut options = replay_options::Options::default();
     while let Some(argument) = arguments.next().map_err(wrong)? {
         match argument {
             Long("help") | Short('h') => return Ok(Request::Print(REPLAY_HELP.into())),
@@ -209,7 +210,7 @@ fn replay_request(mut arguments: lexopt::Parser) -> Result<Request, String> {
     if options.min_limit && options.limit_bytes.is_some() {
         return Err("replay: --limit and --min-limit exclude each other; give one of them".into());
     }
-    if options.late.is_some() && options.driver == replay::Choice::Cuda {
+    if options.late.is_some() && options.driver == replay_options::Choice::Cuda {
         return Err(
             "replay: --late needs the simulated GPU; allowed with it is --driver sim".into(),
         );
@@ -266,13 +267,13 @@ fn run_request(mut arguments: lexopt::Parser) -> Result<Request, String> {
 }
 
 /// The value of `--driver`.
-fn driver(arguments: &mut lexopt::Parser) -> Result<replay::Choice, String> {
+fn driver(arguments: &mut lexopt::Parser) -> Result<replay_options::Choice, String> {
     let allowed = "allowed is one of auto, sim, cuda";
     let value = value(arguments, "replay", "--driver", allowed)?;
     match value.to_str() {
-        Some("auto") => Ok(replay::Choice::Auto),
-        Some("sim") => Ok(replay::Choice::Sim),
-        Some("cuda") => Ok(replay::Choice::Cuda),
+        Some("auto") => Ok(replay_options::Choice::Auto),
+        Some("sim") => Ok(replay_options::Choice::Sim),
+        Some("cuda") => Ok(replay_options::Choice::Cuda),
         _ => Err(format!(
             "replay: --driver {}: {allowed}",
             value.to_string_lossy()

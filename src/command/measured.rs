@@ -1,6 +1,6 @@
 //! The results of a replay, as a line of JSON or as a row of a table.
 
-use crate::replay::Options;
+use crate::replay_options::Options;
 use crate::trace::{Trace, printable};
 use concertina_engine::device::Figures;
 use serde_json::{Map, Value, json};

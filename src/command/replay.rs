@@ -6,6 +6,7 @@
 
 use crate::measured::{Report, Table};
 use crate::print_error;
+use crate::replay_options::{Choice, Options};
 use crate::trace::{self, Event, Trace};
 use concertina_engine::device::Device;
 use concertina_engine::driver::{self, Functions};
@@ -33,40 +34,6 @@ const NON_BLOCKING: u32 = 1;
 /// The simulated GPU has at least this, and this many times the trace's peak.
 const SIM_BYTES: u64 = 80 << 30;
 const SIM_PEAKS: u64 = 4;
-
-/// What to replay, and how.
-pub struct Options {
-    pub files: Vec<PathBuf>,
-    pub driver: Choice,
-    pub limit_bytes: Option<u64>,
-    pub min_limit: bool,
-    pub passes: u32,
-    /// How many events later the work of each simulated stream is executed.
-    pub late: Option<u32>,
-    pub json: bool,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            files: Vec::new(),
-            driver: Choice::Auto,
-            limit_bytes: None,
-            min_limit: false,
-            passes: 3,
-            late: None,
-            json: false,
-        }
-    }
-}
-
-/// The driver that `--driver` names.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Choice {
-    Auto,
-    Sim,
-    Cuda,
-}
 
 /// What the environment variables set for a replay.
 pub struct Environment {

@@ -2,17 +2,12 @@
 //! private pool (a CUDA graph's, or a `MemPool` of PyTorch's) has one of its own.
 
 use super::address_space::AddressSpace;
-use super::arena_bytes::ReservedBytes;
 use super::block::{BlockId, NONE};
 use super::chunk::Chunks;
 use super::gpu::Gpu;
+use super::ids::ArenaId;
+use super::reserved_bytes::ReservedBytes;
 use std::collections::HashMap;
-
-/// An index of an arena in its pool.
-pub type ArenaId = u16;
-
-/// The arena that requests go to unless told otherwise.
-pub const SHARED_ARENA: ArenaId = 0;
 
 /// Private arenas with work to be done.
 #[derive(Default)]

@@ -1,37 +1,11 @@
 //! Bytes that an arena holds from the driver, counted as PyTorch counts them for a private pool; and which
 //! addresses are the arena's.
 
-use super::arena::{Arena, ArenaId};
+use super::arena::Arena;
 use super::gpu::Gpu;
+use super::ids::ArenaId;
 use super::pool::Pool;
-
-/// Reserved bytes of one arena.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReservedBytes {
-    /// Now.
-    pub current: u64,
-    /// The most since the last reset of peaks.
-    pub peak: u64,
-    /// Taken from the driver since the last reset of sums.
-    pub allocated: u64,
-    /// Returned to the driver since then.
-    pub freed: u64,
-}
-
-impl ReservedBytes {
-    /// Counts bytes that were taken from the driver.
-    pub fn add(&mut self, bytes: u64) {
-        self.current += bytes;
-        self.allocated += bytes;
-        self.peak = self.peak.max(self.current);
-    }
-
-    /// Counts bytes that were returned to the driver.
-    pub fn remove(&mut self, bytes: u64) {
-        self.current -= bytes;
-        self.freed += bytes;
-    }
-}
+use super::reserved_bytes::ReservedBytes;
 
 impl Arena {
     /// Whether an address lies in memory of the arena, or in addresses that it has reserved.

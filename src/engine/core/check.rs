@@ -1,9 +1,10 @@
 //! The invariant walker, which tests run after every operation. Nothing here runs in production.
 
-use super::arena::{Arena, ArenaId, SHARED_ARENA};
+use super::arena::Arena;
 use super::block::{BlockId, BlockState, NONE};
 use super::counters::Origin;
 use super::gpu::Gpu;
+use super::ids::{ArenaId, SHARED_ARENA};
 use super::pool::Pool;
 use super::stream_lists::FreeList;
 use std::collections::{BTreeMap, HashSet};

@@ -1,7 +1,6 @@
 //! Chunks: physical memory, where each is mapped, and the stale mappings of remapped ones.
 
-use super::gpu::Handle;
-use super::stream_lists::StreamKey;
+use super::ids::{Handle, StreamKey};
 use std::collections::VecDeque;
 
 /// An index into [`Chunks`].

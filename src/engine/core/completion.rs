@@ -3,11 +3,11 @@
 //! Free memory whose work has completed becomes *idle*: it goes to its arena's idle list, from which every
 //! stream may take it.
 
-use super::arena::{ArenaId, SHARED_ARENA};
 use super::epoch::Epochs;
 use super::gpu::Gpu;
+use super::ids::{ALL_STREAMS, ArenaId, SHARED_ARENA, StreamKey, UNORDERED};
 use super::pool::Pool;
-use super::stream_lists::{ALL_STREAMS, FreeList, StreamKey, UNORDERED};
+use super::stream_lists::FreeList;
 use std::collections::HashSet;
 
 /// How often a miss polls an event that it has just recorded: on an idle device that takes a few microseconds

@@ -7,12 +7,11 @@
 //! instead.
 
 use super::SMALL;
-use super::arena::SHARED_ARENA;
 use super::block::{BlockId, BlockState, NONE};
-use super::deferred_free::Deferred;
+use super::ids::{ALL_STREAMS, SHARED_ARENA};
+
 use super::gpu::Gpu;
-use super::pool::Pool;
-use super::stream_lists::ALL_STREAMS;
+use super::pool::{Deferred, Pool};
 
 /// How many free blocks of another stream are looked at, in the order of best fit.
 const LOOKED_AT: usize = 16;

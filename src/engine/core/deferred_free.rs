@@ -5,17 +5,9 @@
 use super::block::{BlockId, BlockState, NONE};
 use super::counters::Origin;
 use super::gpu::Gpu;
+use super::ids::{ALL_STREAMS, StreamKey};
 use super::memory_events::MemoryEvent;
-use super::pool::{Pool, Unknown};
-use super::stream_lists::{ALL_STREAMS, StreamKey};
-
-/// A pending block: freed while other streams may still use it.
-pub(super) struct Deferred {
-    pub block: BlockId,
-    /// The epoch of the free; no two deferred frees have the same.
-    pub epoch: u64,
-    pub uses: Vec<StreamKey>,
-}
+use super::pool::{Deferred, Pool, Unknown};
 
 impl<G: Gpu> Pool<G> {
     /// Records that another stream uses the block, so that freeing it is deferred until that stream's work

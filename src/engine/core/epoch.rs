@@ -9,8 +9,8 @@
 //! belongs to no single free, or free memory that was coalesced from several.
 
 use super::event_budget::EventBudget;
-use super::gpu::{Event, Gpu};
-use super::stream_lists::{ALL_STREAMS, StreamKey, UNORDERED};
+use super::gpu::Gpu;
+use super::ids::{ALL_STREAMS, Event, StreamKey, UNORDERED};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// The most events in flight on a device. One that is so far behind may be running a kernel that never ends.

@@ -1,14 +1,8 @@
 //! What the pool asks of a GPU: the seam between policy and the driver. `device` implements it over the
 //! driver's functions.
 
-use super::stream_lists::StreamKey;
+use super::ids::{Event, Handle, StreamKey};
 use std::collections::HashSet;
-
-/// The driver's handle of a chunk of physical memory.
-pub type Handle = u64;
-
-/// An event recorded on a stream.
-pub type Event = u64;
 
 /// Why memory or addresses were refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 //! An arena's mapped memory lies in *runs* without a gap. One of them grows: the *cursor* is where its next
 //! chunk is mapped, and the *tail* the block that ends there.
 
-use super::arena::{ArenaId, SHARED_ARENA};
 use super::block::{BlockId, BlockState, NONE};
 use super::gpu::{Gpu, Refusal};
+use super::ids::{ArenaId, SHARED_ARENA};
 use super::memory_events::MemoryEvent;
 use super::pool::Pool;
 

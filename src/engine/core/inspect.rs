@@ -1,10 +1,9 @@
 //! Looking up what lies around an address: a live block, an allocation, the chunks behind it.
 
-use super::arena::{ArenaId, SHARED_ARENA};
 use super::block::{Block, BlockState, NONE};
 use super::gpu::Gpu;
+use super::ids::{ArenaId, SHARED_ARENA, StreamKey};
 use super::pool::Pool;
-use super::stream_lists::StreamKey;
 use std::collections::HashMap;
 
 /// A live block.

@@ -35,6 +35,7 @@ mod epoch;
 mod event_budget;
 mod gpu;
 mod grow;
+mod ids;
 mod inspect;
 mod ladder;
 mod memory_events;
@@ -43,26 +44,28 @@ mod policy;
 mod pool;
 mod private_arenas;
 mod purge;
+mod purge_deadlines;
 mod remap;
 mod remap_budget;
+mod reserved_bytes;
 mod restore;
 mod segments;
+mod shortage;
 mod stream_lists;
 mod trim;
 
-pub use arena::{ArenaId, SHARED_ARENA};
-pub use arena_bytes::ReservedBytes;
 pub use check::Broken;
 pub use counters::{Class, Counters, Counts, Origin, PoolStats, Stat, TORCH_COUNTS, Usage};
-pub use gpu::{Event, Gpu, Handle, Refusal};
+pub use gpu::{Gpu, Refusal};
+pub use ids::{ALL_STREAMS, ArenaId, Event, Handle, SHARED_ARENA, StreamKey, UNORDERED};
 pub use inspect::{Allocation, Backing, BlockInfo};
-pub use ladder::Shortage;
 pub use memory_events::{EventLog, MemoryEvent};
 pub use policy::{Policy, Tuning};
 pub use pool::{Allocated, LiveBlock, Metadata, Pool, Unknown};
+pub use reserved_bytes::ReservedBytes;
 pub use restore::Occupied;
 pub use segments::{Segment, SegmentBlock};
-pub use stream_lists::{ALL_STREAMS, StreamKey, UNORDERED};
+pub use shortage::Shortage;
 
 /// Every block starts at, and is rounded up to, a multiple of this many bytes, as in PyTorch's
 /// allocator (`kMinBlockSize` in its `CUDACachingAllocator`).

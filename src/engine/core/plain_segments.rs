@@ -2,9 +2,9 @@
 //! memory, for settings that ask for them, and for private pools whose memory is supplied by another
 //! allocator.
 
-use super::arena::ArenaId;
 use super::block::{BlockId, BlockState};
 use super::gpu::{Gpu, Refusal};
+use super::ids::ArenaId;
 use super::memory_events::MemoryEvent;
 use super::pool::Pool;
 

@@ -2,21 +2,22 @@
 
 use super::LARGEST_REQUEST;
 use super::address_map::{AddressMap, MapIndex};
-use super::arena::{Arena, ArenaId, PendingArenas, SHARED_ARENA};
-use super::block::{Block, BlockId, BlockState, Blocks, Flags, NONE};
+use super::arena::{Arena, PendingArenas};
+use super::block::{Block, BlockId, BlockState, Blocks, Flags, NONE, VACANT};
 use super::block_size;
 use super::chunk::ChunkId;
-use super::coalesce::coalesce;
+use super::coalesce::{coalesce, splits_better_high};
 use super::counters::{Counters, Origin, PoolStats};
-use super::deferred_free::Deferred;
+use super::ids::{ArenaId, SHARED_ARENA, StreamKey, UNORDERED};
+
 use super::epoch::Epochs;
 use super::gpu::{Gpu, Refusal};
-use super::ladder::Shortage;
 use super::memory_events::EventLog;
 use super::policy::Policy;
-use super::purge::Purge;
+use super::purge_deadlines::PurgeDeadlines;
 use super::remap_budget::RemapBudget;
-use super::stream_lists::{FreeLists, StreamKey, UNORDERED};
+use super::shortage::Shortage;
+use super::stream_lists::FreeLists;
 use std::collections::HashMap;
 
 impl<G: Gpu> Pool<G> {
@@ -264,6 +265,14 @@ impl<G: Gpu> Pool<G> {
     }
 }
 
+/// A pending block: freed while other streams may still use it.
+pub(super) struct Deferred {
+    pub block: BlockId,
+    /// The epoch of the free; no two deferred frees have the same.
+    pub epoch: u64,
+    pub uses: Vec<StreamKey>,
+}
+
 /// The pool of one device: its shared arena, and its private ones. It neither locks nor calls CUDA; one
 /// caller at a time.
 pub struct Pool<G> {
@@ -281,7 +290,7 @@ pub struct Pool<G> {
     /// Allocations since the first free was deferred, or one completed.
     pub(super) allocations_while_deferred: u64,
     pub(super) epochs: Epochs,
-    pub(super) purge: Purge,
+    pub(super) purge: PurgeDeadlines,
     pub(super) remap_budget: RemapBudget,
     pub(super) counters: Counters,
     pub(super) event_log: EventLog,
@@ -374,7 +383,7 @@ impl<G: Gpu> Pool<G> {
             deferred: Vec::new(),
             allocations_while_deferred: 0,
             epochs: Epochs::new(),
-            purge: Purge::default(),
+            purge: PurgeDeadlines::default(),
             remap_budget: RemapBudget::new(),
             counters: Counters::default(),
             event_log: EventLog::default(),
@@ -505,5 +514,64 @@ impl<G: Gpu> Pool<G> {
             .map(|id| self.blocks[id].size)
             .max()
             .unwrap_or(0)
+    }
+
+    /// Splits `size` bytes off one end of a free block; the rest stays free. Returns a node that is in no
+    /// list. `None` where there is no node left.
+    #[inline(always)]
+    pub(super) fn split_off(&mut self, free_block: BlockId, size: u64) -> Option<BlockId> {
+        let Self {
+            blocks,
+            lists,
+            counters,
+            arenas,
+            granularity,
+            ..
+        } = self;
+        let owner = lists.get_mut(blocks[free_block].list);
+        if blocks[free_block].size == size {
+            counters.free_block_removed(size);
+            owner.remove(blocks, free_block);
+            return Some(free_block);
+        }
+        let id = blocks.new_node();
+        if id == NONE {
+            return None;
+        }
+        let nodes = &mut **blocks;
+        // The rest keeps its node and its place in the order of frees.
+        owner.bins.remove(nodes, free_block);
+        let rest = &mut nodes[free_block];
+        let mut block = Block { size, ..VACANT };
+        counters.free_block_shrunk(size);
+        let high = rest.size - size >= *granularity && splits_better_high(rest, size, *granularity);
+        rest.size -= size;
+        if high {
+            block.address = rest.end();
+            (block.prev, block.next) = (free_block, rest.next);
+            rest.next = id;
+            nodes[block.next].prev = id;
+            let tail = &mut arenas[owner.arena as usize].tail;
+            if *tail == free_block {
+                *tail = id;
+            }
+        } else {
+            block.address = rest.address;
+            (block.prev, block.next) = (rest.prev, free_block);
+            rest.address += size;
+            rest.prev = id;
+            nodes[block.prev].next = id;
+        }
+        nodes[id] = block;
+        owner.bins.insert(nodes, free_block);
+        Some(id)
+    }
+
+    /// Makes a node a free block of a list, freed at an epoch of its stream, and coalesces it.
+    pub(super) fn add_free(&mut self, id: BlockId, list: u16, epoch: u64) {
+        let owner = self.lists.get(list);
+        let (tail, idle) = (&mut self.arenas[owner.arena as usize].tail, owner.idle);
+        let (blocks, lists, counters) = (&mut self.blocks, &mut self.lists, &mut self.counters);
+        coalesce(blocks, lists, counters, tail, idle, (id, list, epoch));
     }
 }

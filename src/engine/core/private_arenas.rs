@@ -3,10 +3,10 @@
 //! A closed arena gives its memory back as soon as no work uses it: at once where the device can be waited
 //! for, else at a later miss, once an event recorded behind the close has completed.
 
-use super::arena::{Arena, ArenaId};
+use super::arena::Arena;
 use super::gpu::Gpu;
+use super::ids::{ALL_STREAMS, ArenaId};
 use super::pool::Pool;
-use super::stream_lists::ALL_STREAMS;
 
 impl<G: Gpu> Pool<G> {
     /// Opens an arena that shares no memory with others. Its memory is `supplied`

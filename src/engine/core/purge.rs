@@ -7,29 +7,11 @@
 //! Only mapped chunks of the shared arena are purged: a captured graph goes on using the addresses of its
 //! private arena, and to free a plain segment would wait for the device.
 
-use super::arena::SHARED_ARENA;
 use super::block::{BlockId, BlockState, NONE};
 use super::chunk::ChunkId;
 use super::gpu::Gpu;
+use super::ids::SHARED_ARENA;
 use super::pool::Pool;
-use std::collections::HashMap;
-
-/// When purgeable blocks go back to the driver, on the caller's clock. The blocks themselves lie in bins of
-/// the lists of the streams that freed them.
-#[derive(Default)]
-pub struct Purge {
-    due: HashMap<BlockId, u64>,
-}
-
-impl Purge {
-    pub fn len(&self) -> usize {
-        self.due.len()
-    }
-
-    pub fn contains(&self, block: BlockId) -> bool {
-        self.due.contains_key(&block)
-    }
-}
 
 impl<G: Gpu> Pool<G> {
     /// Makes free chunks purgeable, to go back to the driver when they are `due`, and gives back those that

@@ -3,11 +3,11 @@
 //! Nothing waits: the new mapping is there at once, and the old one, *stale*, is unmapped later, once the
 //! work that used it has completed.
 
-use super::arena::SHARED_ARENA;
 use super::block::{BlockId, BlockState, NONE};
 use super::chunk::{Chunk, ChunkId, StaleMapping};
 use super::coalesce::merged_owner;
 use super::gpu::{Gpu, Refusal};
+use super::ids::SHARED_ARENA;
 use super::memory_events::MemoryEvent;
 use super::pool::Pool;
 

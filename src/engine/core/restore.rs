@@ -1,9 +1,9 @@
 //! Restoring a private arena's live blocks at given addresses, so that it has the state of an earlier moment.
 
-use super::arena::ArenaId;
 use super::block::{Block, BlockId, BlockState};
 use super::counters::Origin;
 use super::gpu::Gpu;
+use super::ids::ArenaId;
 use super::inspect::BlockInfo;
 use super::pool::Pool;
 

@@ -1,9 +1,9 @@
 //! A snapshot of the pool's memory, segment by segment, for PyTorch's memory snapshots.
 
-use super::arena::ArenaId;
 use super::block::{BlockState, NONE};
 use super::counters::Origin;
 use super::gpu::Gpu;
+use super::ids::ArenaId;
 use super::pool::Pool;
 
 /// One block of a segment.

@@ -5,35 +5,11 @@
 //! have completed (`epoch`), which any stream may have. Another stream's free blocks can be had behind a wait
 //! (`cross_stream`).
 
-use super::arena::ArenaId;
 use super::bins::Bins;
 use super::block::{Block, BlockId, Blocks, NONE, Nodes};
+use super::ids::{ArenaId, StreamKey};
 use crate::util::zeroed::{Zeroable, Zeroed};
 use std::collections::HashMap;
-
-/// Identifies a stream. A handle alone does not: the driver gives the handle of a destroyed stream to a new
-/// one while the old one's work still runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct StreamKey {
-    /// The driver's handle (`CUstream`).
-    pub handle: u64,
-    /// The driver's id of the stream (`cuStreamGetId`), never used twice; 0 where unknown.
-    pub id: u64,
-}
-
-/// The key of memory that no stream orders, as `cudaMalloc`'s: it may be used on any. Its free blocks are all
-/// idle, as they are freed only once nothing uses them. To the driver its handle is the default stream; the
-/// id sets it apart, as the driver counts streams from 1.
-pub const UNORDERED: StreamKey = StreamKey {
-    handle: 0,
-    id: u64::MAX,
-};
-
-/// The key of all streams of the device together, destroyed ones too.
-pub const ALL_STREAMS: StreamKey = StreamKey {
-    handle: u64::MAX,
-    id: 0,
-};
 
 /// A stream's free blocks in one arena, or the arena's idle ones.
 pub struct FreeList {

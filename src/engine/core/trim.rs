@@ -1,12 +1,12 @@
 //! Trimming: giving free chunks back to the driver, and unmapping stale mappings.
 
-use super::arena::{ArenaId, SHARED_ARENA};
 use super::block::{BlockId, NONE};
 use super::chunk::ChunkId;
 use super::gpu::Gpu;
+use super::ids::{ArenaId, SHARED_ARENA, StreamKey, UNORDERED};
 use super::memory_events::MemoryEvent;
 use super::pool::Pool;
-use super::stream_lists::{FreeList, StreamKey, UNORDERED};
+use super::stream_lists::FreeList;
 
 impl<G: Gpu> Pool<G> {
     /// Unmaps stale mappings, the oldest first, until at most `bound` are left or the next one may still be

@@ -8,7 +8,7 @@
 use crate::core::{ALL_STREAMS, Class, Event, Gpu, LiveBlock, Origin, Pool};
 use crate::device::driver_gpu::DriverGpu;
 use crate::device::magazine::{BATCH, Holders};
-use crate::device::stream_cache::spread;
+use crate::util::hash::fibonacci;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -57,7 +57,7 @@ impl Hasher for Spread {
 
     #[inline]
     fn write_u64(&mut self, value: u64) {
-        self.0 = spread(self.0 ^ value).rotate_left(32);
+        self.0 = fibonacci(self.0 ^ value).rotate_left(32);
     }
 
     fn finish(&self) -> u64 {

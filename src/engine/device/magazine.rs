@@ -14,7 +14,8 @@
 use crate::core::{ALL_STREAMS, Event, Gpu, LiveBlock, Origin, Pool};
 use crate::device::depot::{DeferredBlock, Depot};
 use crate::device::driver_gpu::DriverGpu;
-use crate::device::stream_cache::{Recycled, spread};
+use crate::device::stream_cache::Recycled;
+use crate::util::hash::fibonacci;
 use crate::util::lock::{CachePadded, Guard, Lock};
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -445,8 +446,8 @@ impl Magazine {
 #[inline]
 fn places_of(address: u64) -> (usize, usize) {
     let place = |spread: u64| (spread >> (64 - KNOWN.trailing_zeros())) as usize;
-    let first = spread(address / crate::core::BLOCK);
-    (place(first), place(spread(first ^ first >> 29)))
+    let first = fibonacci(address / crate::core::BLOCK);
+    (place(first), place(fibonacci(first ^ first >> 29)))
 }
 
 #[cfg(test)]

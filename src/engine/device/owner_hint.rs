@@ -5,7 +5,7 @@
 //! stream that had them before; then nothing is written, and threads do not meet here.
 
 use crate::core::BLOCK;
-use crate::device::stream_cache::spread;
+use crate::util::hash::fibonacci;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const NOTES: usize = 1 << 13;
@@ -17,7 +17,7 @@ const DEVICE: u32 = 56;
 
 #[inline]
 fn note_of(address: u64) -> &'static AtomicU64 {
-    &LIKELY[(spread(address / BLOCK) >> (64 - NOTES.trailing_zeros())) as usize]
+    &LIKELY[(fibonacci(address / BLOCK) >> (64 - NOTES.trailing_zeros())) as usize]
 }
 
 /// The device, by its number, handed the block out on the stream, by its handle.

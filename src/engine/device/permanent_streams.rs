@@ -25,7 +25,7 @@ impl<const PLACES: usize> InsertOnlyMap<PLACES> {
 
     #[inline]
     fn place(&self, key: u64, turn: usize) -> &[AtomicU64; 2] {
-        let home = (crate::device::stream_cache::spread(key) >> 32) as usize;
+        let home = (crate::util::hash::fibonacci(key) >> 32) as usize;
         &self.places[(home + turn) % PLACES]
     }
 

@@ -11,7 +11,7 @@
 
 use crate::core::{Class, Gpu, Origin, Pool, StreamKey, UNORDERED};
 use crate::device::stream_key::PER_THREAD;
-pub use crate::util::hash::fibonacci as spread;
+use crate::util::hash::fibonacci;
 use crate::util::lock::{CachePadded, Guard, Lock};
 use crate::util::thread::thread_number;
 use std::sync::OnceLock;
@@ -96,7 +96,7 @@ impl CacheKey {
     /// may give the same one; then it has the first after it that is nobody's.
     #[inline]
     fn home(self) -> usize {
-        (spread(self.0) >> (64 - STREAM_CACHES.trailing_zeros())) as usize
+        (fibonacci(self.0) >> (64 - STREAM_CACHES.trailing_zeros())) as usize
     }
 }
 
@@ -449,7 +449,7 @@ impl StreamCache {
     #[inline]
     fn track_of(&self, address: u64) -> usize {
         let units = address.wrapping_sub(self.base) / crate::core::BLOCK;
-        (spread(units) >> (64 - TRACKED.trailing_zeros())) as usize
+        (fibonacci(units) >> (64 - TRACKED.trailing_zeros())) as usize
     }
 }
 
