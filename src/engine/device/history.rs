@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::time::SystemTime;
 
 /// Where the program was at some time. What that is, and how it is shown, is the business of whoever
@@ -84,6 +84,25 @@ static PLAN: Mutex<Option<Plan>> = Mutex::new(None);
 #[inline]
 pub fn is_recorded() -> bool {
     RECORDING.load(Relaxed) != 0
+}
+
+static TRACKED: AtomicBool = AtomicBool::new(false);
+
+/// Whether trackers are told of events (`trackers.rs`).
+#[inline]
+pub(crate) fn is_tracked() -> bool {
+    TRACKED.load(Relaxed)
+}
+
+/// Events are kept for trackers from now on.
+pub(crate) fn set_tracked() {
+    TRACKED.store(true, Relaxed);
+}
+
+/// Whether events are noted: recorded, or kept until trackers are told.
+#[inline]
+pub fn is_noted() -> bool {
+    is_recorded() || is_tracked()
 }
 
 /// Whether such places are wanted.
@@ -170,19 +189,26 @@ fn now() -> u64 {
     time.unwrap_or_default().as_micros() as u64
 }
 
-struct Entry {
-    action: Action,
+/// An event of a device's memory.
+#[derive(Clone)]
+pub struct Entry {
+    /// What happened.
+    pub action: Action,
     /// The device's free bytes where memory ran out.
-    address: u64,
-    size: u64,
-    stream: u64,
+    pub address: u64,
+    /// In bytes.
+    pub size: u64,
+    /// The stream's handle.
+    pub stream: u64,
     /// Microseconds since 1970.
     time: u64,
     context: Context,
     /// The pool that the memory belongs to.
-    pool: PoolId,
-    region: Option<Arc<str>>,
-    metadata: Option<Arc<str>>,
+    pub pool: PoolId,
+    /// The compiled region that the program was in.
+    pub region: Option<Arc<str>>,
+    /// The text that the program had set.
+    pub metadata: Option<Arc<str>>,
 }
 
 /// One device's history. Its lock is taken after the device's.
@@ -193,9 +219,21 @@ pub(crate) struct History {
     live: HashMap<u64, (Context, PoolId)>,
     /// The pools of segments of private ones, by address: when one goes, its pool may be gone.
     segments: HashMap<u64, PoolId>,
+    /// Events that trackers have not been told yet.
+    untold: VecDeque<Entry>,
 }
 
 impl History {
+    /// Notes a segment of a private pool that was there before events were noted.
+    pub fn add_segment(&mut self, address: u64, pool: PoolId) {
+        self.segments.insert(address, pool);
+    }
+
+    /// The oldest event that trackers have not been told.
+    pub fn pop_untold(&mut self) -> Option<Entry> {
+        self.untold.pop_front()
+    }
+
     /// Drops all entries.
     pub fn clear(&mut self) {
         self.entries.clear();
@@ -205,6 +243,11 @@ impl History {
     /// they are freed.
     pub fn stop(&mut self) {
         self.clear();
+        if is_tracked() {
+            // Trackers are told the pools of blocks and segments when those go.
+            self.live.values_mut().for_each(|it| it.0 = None);
+            return;
+        }
         self.live.clear();
         self.segments.clear();
     }
@@ -218,23 +261,33 @@ impl History {
         context: Context,
         pool: PoolId,
     ) {
-        let Some(plan) = plan().filter(|plan| plan.skip & 1 << action as u16 == 0) else {
+        let plan = plan().filter(|plan| plan.skip & 1 << action as u16 == 0);
+        if plan.is_none() && !is_tracked() {
             return;
-        };
-        while self.entries.len() >= plan.entries.max(1) {
-            self.entries.pop_front();
         }
         let marks = MARKS.lock();
-        self.entries.push_back(Entry {
+        let entry = Entry {
             action,
             address,
             size,
             stream,
             time: now(),
-            context: context.filter(|_| plan.contexts >= Contexts::Alloc),
+            context: None,
             pool,
             region: marks.regions.last().cloned(),
             metadata: marks.metadata.clone(),
+        };
+        drop(marks);
+        if is_tracked() {
+            self.untold.push_back(entry.clone());
+        }
+        let Some(plan) = plan else { return };
+        while self.entries.len() >= plan.entries.max(1) {
+            self.entries.pop_front();
+        }
+        self.entries.push_back(Entry {
+            context: context.filter(|_| plan.contexts >= Contexts::Alloc),
+            ..entry
         });
     }
 

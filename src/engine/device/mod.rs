@@ -11,7 +11,8 @@
 //!
 //! A thread takes them in this order only. With a stream cache's lock held the device's may be tried, not waited
 //! for. Stream caches are opened and closed, and blocks come to be known to a magazine and cease to be, under both
-//! the device's lock and theirs. Suppliers and observers are called with no lock held.
+//! the device's lock and theirs. Suppliers and observers are called with none of these held. Trackers of memory
+//! events take turns by a lock of their own (`trackers`), which is taken with none of these held.
 
 mod capture_graph;
 mod capture_reuse;
@@ -43,6 +44,7 @@ mod stream_cache;
 mod stream_key;
 mod supplier;
 mod synchronize;
+pub(crate) mod trackers;
 mod uncached;
 
 pub use crate::util::thread::thread_number;
@@ -82,7 +84,7 @@ use crate::util::lock::{CachePadded, Guard, Lock};
 use crate::util::message;
 use crate::util::single_flight::SingleFlight;
 use history::History;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, ReentrantMutex};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -158,6 +160,8 @@ pub struct Device {
     wait_events: Arc<Mutex<Events>>,
     /// Streams of the device that exist.
     live_streams: Arc<LiveStreams>,
+    /// Held while the device's trackers are told of events.
+    telling: ReentrantMutex<()>,
     state: CachePadded<Lock<State>>,
 }
 
@@ -530,7 +534,7 @@ impl Device {
             history: History::default(),
             seen: (0, Duration::ZERO),
         };
-        state.pool.event_log_mut().enable(history::is_recorded());
+        state.pool.event_log_mut().enable(history::is_noted());
         let ahead = settings.preallocate as u64;
         if ahead > 0 && state.pool.preallocate(ahead).is_err() {
             message::print(&format!(
@@ -553,6 +557,7 @@ impl Device {
             waits: CachePadded(SingleFlight::default()),
             wait_events,
             live_streams,
+            telling: ReentrantMutex::default(),
             state: CachePadded(Lock::new(state)),
         })
     }

@@ -12,7 +12,7 @@ impl Device {
     pub(crate) fn follow_recording_plan(&self, clear: bool) {
         let mut state = self.lock_flushed();
         let plan = history::plan();
-        state.pool.event_log_mut().enable(plan.is_some());
+        state.pool.event_log_mut().enable(history::is_noted());
         if clear {
             state.history.clear();
         }
@@ -55,7 +55,7 @@ impl Device {
     }
 
     /// The state with all that the pool did in its history.
-    fn caught_up(&self, stream: u64, context: &Context) -> Guard<'_, State> {
+    pub(super) fn caught_up(&self, stream: u64, context: &Context) -> Guard<'_, State> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let happenings = state.pool.event_log_mut().drain();
@@ -87,7 +87,7 @@ impl Device {
         let active = state.pool.stats().all.active_bytes.current;
         // It is in those that come.
         let traces = state.history.json();
-        if history::is_recorded() {
+        if history::is_noted() {
             state
                 .history
                 .note(Action::Snapshot, 0, active, 0, None, (0, 0));

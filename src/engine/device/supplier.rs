@@ -31,6 +31,20 @@ impl Drop for Reservation<'_> {
     }
 }
 
+/// A segment that its supplier gets back even if a tracker throws.
+struct Returned {
+    supplier: Option<Arc<dyn Supplier>>,
+    address: u64,
+}
+
+impl Drop for Returned {
+    fn drop(&mut self) {
+        if let Some(supplier) = self.supplier.take() {
+            supplier.take_back(self.address);
+        }
+    }
+}
+
 impl Device {
     /// `None` where it would be beyond the limit. Suppliers are called after it, so that of requests that come
     /// at the same time each counts for the others.
@@ -131,7 +145,7 @@ impl Device {
         true
     }
 
-    /// Gives suppliers back what is not needed any more.
+    /// Gives suppliers back what is not needed any more. Trackers are told first.
     pub fn return_supplied(&self) {
         loop {
             let mut state = self.state.lock();
@@ -145,9 +159,9 @@ impl Device {
                 device: self,
                 bytes,
             };
-            if let Some(supplier) = supplier {
-                supplier.take_back(address);
-            }
+            let returned = Returned { supplier, address };
+            self.tell_trackers();
+            drop(returned);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The process's one allocator: its devices' pools, over one driver.
 
-use crate::device::history::{self, Plan};
-use crate::device::{Device, PoolId};
+use crate::device::history::{self, Entry, Plan};
+use crate::device::{Device, PoolId, trackers};
 use crate::driver::Functions;
 use crate::process::settings;
 use crate::settings::Settings;
@@ -181,6 +181,13 @@ pub fn set_uncached(uncached: bool) {
 pub fn change_settings(text: &str) {
     let settings = settings::change(text);
     devices_in_use().for_each(|device| device.apply_settings(&settings));
+}
+
+/// Has `tell` called for each event of every device's memory from now on, with the device's number. No lock is
+/// held then, one thread at a time is told of a device, and `tell` may allocate and unwind.
+pub fn track_events(tell: fn(i32, &Entry)) {
+    trackers::set_tell(tell);
+    devices_in_use().for_each(Device::follow_trackers);
 }
 
 /// Records the history of every device's memory from now on as `plan` says, or nothing without one; drops

@@ -4,7 +4,7 @@
 use super::symbols::Library;
 use crate::entry::panic_guard::guard;
 use concertina_engine::ipc::Imported;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::mem::transmute;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -57,6 +57,16 @@ impl CxxString {
             length: text.len(),
             capacity: [capacity, 0],
         })
+    }
+
+    /// The same text as `text`, which it has to live no longer than: for C++ that reads it only.
+    pub fn borrowing(text: &CStr) -> CxxString {
+        let length = text.count_bytes();
+        CxxString {
+            text: text.as_ptr().cast_mut().cast(),
+            length,
+            capacity: [length, 0],
+        }
     }
 
     /// The text.

@@ -3,6 +3,7 @@
 
 use super::abi::concertina_pool_id;
 use super::cxx::{CxxString, CxxVector, SharedPointer};
+use super::devices;
 use super::exceptions::{Failure, raise};
 use super::layouts::{
     AllocatorConfigInfo, BlockInfo, SNAPSHOT, SegmentInfo, SnapshotInfo, TraceEntry,
@@ -11,6 +12,7 @@ use super::memory_history::{self, snapshot_of};
 use super::symbols::Library;
 use super::tracebacks::{self, Recorder, Source};
 use crate::entry::panic_guard::guard;
+use concertina_engine::device::Device;
 use concertina_engine::device::history::Action;
 use concertina_engine::util::message;
 use serde_json::Value;
@@ -90,6 +92,8 @@ pub unsafe extern "C-unwind" fn snapshot<
         true => info(&Value::Null),
         false => info(&snapshot_of((pool.graph, pool.user), traces)),
     });
+    // Before the result is PyTorch's: a tracker may throw.
+    devices::all_in_use().for_each(Device::tell_trackers);
     if let Some(made) = made {
         // SAFETY: the caller's memory for the result.
         unsafe { result.write(made) };

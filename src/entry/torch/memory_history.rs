@@ -18,7 +18,7 @@ use std::ffi::{c_int, c_ulonglong, c_void};
 /// Records that PyTorch got a block.
 #[cold]
 pub fn allocated(device: &Device, address: u64, size: usize, stream: u64) {
-    if history::is_recorded() {
+    if history::is_noted() {
         let context = gather(Contexts::State);
         guard((), || {
             device.note_allocated(address, size as u64, stream, context);
@@ -29,7 +29,7 @@ pub fn allocated(device: &Device, address: u64, size: usize, stream: u64) {
 /// Records that PyTorch frees a block.
 #[cold]
 pub fn freeing(device: &Device, address: u64, size: usize, stream: u64) {
-    if history::is_recorded() {
+    if history::is_noted() {
         let context = gather(Contexts::All);
         guard((), || {
             device.note_freed(address, size as u64, stream, context);
@@ -48,7 +48,7 @@ pub fn emptying() -> Context {
 
 /// Records what an `empty_cache` returned to the driver.
 pub fn emptied(device: &Device, context: &Context) {
-    if history::is_recorded() {
+    if history::is_noted() {
         device.note_happenings(context.clone());
     }
 }
@@ -56,7 +56,7 @@ pub fn emptied(device: &Device, context: &Context) {
 /// Records that a request of PyTorch's could not be met.
 #[cold]
 pub fn out_of_memory(device: &Device, size: usize, stream: u64, pool: PoolId) {
-    if history::is_recorded() {
+    if history::is_noted() {
         let context = gather(Contexts::State);
         guard((), || {
             device.note_out_of_memory(size as u64, stream, context, pool);
@@ -108,7 +108,9 @@ pub extern "C" fn is_recorded() -> bool {
 }
 
 /// [`snapshot_of`] for `attach.py`, which keeps tracebacks meanwhile (`keep_tracebacks`).
-pub extern "C" fn snapshot(
+///
+/// Trackers are told of it, which may throw.
+pub extern "C-unwind" fn snapshot(
     graph: c_ulonglong,
     user: c_ulonglong,
     traces: bool,
@@ -117,6 +119,7 @@ pub extern "C" fn snapshot(
     guard((), || {
         send(&snapshot_of((graph, user), traces), callback);
     });
+    devices::all_in_use().for_each(Device::tell_trackers);
 }
 
 /// Segments and history of all memory; of one private pool where `pool` is not `(0, 0)`.

@@ -6,7 +6,7 @@
 //! abi  json  observers  oom_observer  symbols
 //! cxx  devices  gpu_trace  profiler  stream_filter
 //! exceptions  layouts  memory_stats  pool_state  tracebacks
-//! device_stats  ipc_tensors  memory_history
+//! device_stats  ipc_tensors  memory_history  trace_trackers
 //! cxx_snapshot  notify
 //! pluggable                           the functions that PyTorch's two lines name
 //! vtable
@@ -42,6 +42,7 @@ mod slots;
 mod stream_filter;
 mod symbols;
 mod tensors;
+mod trace_trackers;
 mod tracebacks;
 mod virtual_functions;
 mod vtable;

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 pub const PROFILER: u8 = 1;
 /// `torch.cuda._gpu_trace`.
 pub const GPU_TRACE: u8 = 2;
+/// Trackers of memory events that C++ has attached.
+pub const TRACKERS: u8 = 4;
 
 /// Observers of blocks other than the memory history, a bit each.
 static OBSERVERS: AtomicU8 = AtomicU8::new(PROFILER);

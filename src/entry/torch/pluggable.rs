@@ -138,7 +138,10 @@ fn notify_allocated(pointer: *mut c_void, size: usize, device: c_int, stream: *m
 
     impl Drop for FreeOnUnwind {
         fn drop(&mut self) {
-            guard((), || free(self.0, self.1, self.2 as u64));
+            guard((), || {
+                notify::discarded(self.0, self.1, self.2);
+                free(self.0, self.1, self.2 as u64);
+            });
         }
     }
 
@@ -266,6 +269,8 @@ pub extern "C-unwind" fn concertina_empty_cache() {
             memory_history::emptied(device, &context);
         }
     });
+    // No guard: a tracker may throw.
+    devices::all_in_use().for_each(Device::tell_trackers);
 }
 
 /// Limits what the library may hold on `device` to `fraction` of the device's memory.

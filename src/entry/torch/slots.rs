@@ -6,7 +6,7 @@ use super::vtable::{
     Location::{In, Of, Returns},
     Slot, SlotRange,
 };
-use super::{cxx_snapshot, ipc_tensors, memory_history};
+use super::{cxx_snapshot, ipc_tensors, memory_history, trace_trackers};
 use super::{device_stats::get_device_stats, virtual_functions::*};
 use std::ffi::CStr;
 
@@ -52,6 +52,15 @@ const HISTORY: SlotRange = SlotRange {
     to: member!("25attachOutOfMemoryObserverESt8functionIFvlmmmEE"),
 };
 
+const ATTACH_TRACKER: &CStr = member!(
+    "27attachAllocatorTraceTrackerESt8functionIFvRKN3c1022CachingDeviceAllocator10TraceEntryEEE"
+);
+/// That of releases up to 2.10.
+const ATTACH_CUDA_TRACKER: &CStr = member!(
+    "27attachAllocatorTraceTrackerESt8functionIFvRKN3c104cuda20CUDACachingAllocator10\
+     TraceEntryEEE"
+);
+
 const MEM_POOL: &str = "torch.cuda.MemPool";
 const GRAPHS: &str = "CUDA graphs";
 const STATISTICS: &str = "statistics for C++";
@@ -59,6 +68,7 @@ const FRACTION: &str = "the memory fraction";
 const SWITCHING: &str = "torch.cuda.caching_allocator_enable";
 const SHARING: &str = "torch.multiprocessing";
 const NAMES: &str = "record_function in memory snapshots";
+const TRACKERS: &str = "registering memory with NCCL";
 const SNAPSHOTS: &str = "memory snapshots for C++";
 
 /// Functions whose arguments and results are numbers, addresses and `std::function`s: they are right in every
@@ -160,8 +170,25 @@ pub fn class_slots(release: Option<&Release>) -> Vec<Slot> {
         Some(Pools::Bare) => (EMPTY_ALL, empty_all as *const ()),
         _ => (EMPTY_CACHE, empty_cache as *const ()),
     };
+    let attach_tracker = match release {
+        Some(it) if it.snapshot == Some(Snapshot::Internal) => {
+            Some(trace_trackers::attach::<1> as *const ())
+        }
+        // Up to 2.7 an entry has no pool.
+        Some(it) if it.pools != Pools::Bare => Some(trace_trackers::attach::<0> as *const ()),
+        _ => None,
+    };
+    let tracker = match release {
+        Some(it) if it.snapshot.is_none() => ATTACH_CUDA_TRACKER,
+        _ => ATTACH_TRACKER,
+    };
     vec![
         slot(Of(empty.0), Some(empty.1), MEM_POOL),
+        Slot {
+            location: Of(tracker),
+            function: attach_tracker,
+            loss: Some(TRACKERS).filter(|_| release.is_none_or(|it| it.pools != Pools::Bare)),
+        },
         Slot {
             // The hook does the same.
             loss: None,
