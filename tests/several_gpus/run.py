@@ -24,7 +24,12 @@ JOBS = (
     "bandwidth raw_ipc symmetric nccl_pool register_hook shared_tensors communicator_when_full"
 ).split()
 UNDER = ["native", "expandable", "run", "install"]
-EXTRA = {"register_hook": {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1"}}
+EXTRA = {
+    "register_hook": {
+        "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1",
+        "CONCERTINA_CONF": "expandable_segments:False",
+    }
+}
 LIMIT = 300
 
 

@@ -3,7 +3,7 @@
 #: core
 #: attach plain install run native
 #: memory 256
-#: torch 2.8
+#: torch 2.9
 import ctypes
 import gc
 import threading
@@ -258,12 +258,16 @@ told()
 before = torch.cuda.memory_allocated()
 throws_at.value = 5 * MIB
 assert "not today" in str(raises(RuntimeError, lambda: empty(5)))
+(thrown,) = [it for it in told() if it.action == "alloc"]
 throws_at.value = 0
-told()
 tensor = empty(1)
+found = blocks(told())
+assert found.pop() == ("alloc", tensor.data_ptr(), MIB, (0, 0))
 if ATTACH != "native":
     # PyTorch's own allocator loses the block.
     assert torch.cuda.memory_allocated() == before + MIB
+    actions = "free_requested", "free_completed"
+    assert found == [(it, thrown.address, 5 * MIB, (0, 0)) for it in actions], found
 del tensor
 
 # Out of memory.
