@@ -10,7 +10,7 @@
 //! PyTorch's own allocator, a stream that was recorded has to live until the block is freed.
 
 use crate::core::{LiveBlock, Pool, StreamKey, Unknown};
-use crate::device::capture_graph::{Node, add_all_before, front};
+use crate::device::capture_graph::{Node, add_ancestors, front};
 use crate::device::driver_gpu::DriverGpu;
 use crate::device::{Device, State};
 use std::collections::{HashMap, HashSet};
@@ -157,7 +157,7 @@ impl Device {
         };
         let capture = front.capture;
         let behind = branches.behind.entry((capture, stream)).or_default();
-        add_all_before(&self.functions, context, front.nodes, behind);
+        add_ancestors(&self.functions, context, front.nodes, behind);
         branches.freed.retain(|it| {
             let joined = (it.owner, it.capture) == (stream, capture)
                 && it.last.iter().all(|node| behind.contains(node));

@@ -76,7 +76,7 @@ impl Device {
                 }
             }
             if let Some(block) = depot.take(requested, pool) {
-                own.know(block, self.magazines.share(), &mut depot.holders);
+                own.track(block, self.magazines.share(), &mut depot.holders);
                 return Ok(block.address);
             }
         }
@@ -87,7 +87,7 @@ impl Device {
         if let Some(live) = live.filter(|it| state.pool.owner_of(it) == UNORDERED) {
             let block = DeferredBlock::new(address, live, &state.pool);
             let holders = &mut state.depot.holders;
-            own.know(block, self.magazines.share(), holders);
+            own.track(block, self.magazines.share(), holders);
         }
         Ok(address)
     }
@@ -127,7 +127,7 @@ impl Device {
             drop(state);
             return self.free_deferred(address);
         }
-        if !self.forget_cached(&mut state, &live, address) {
+        if !self.untrack(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         let State { depot, pool, .. } = &mut *state;
@@ -142,7 +142,7 @@ impl Device {
     pub fn free_deferred(&self, address: u64) -> Result<(), UnknownPointer> {
         let mut state = self.state.lock();
         let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
-        if state.is_deferred(&live) || !self.forget_cached(&mut state, &live, address) {
+        if state.is_deferred(&live) || !self.untrack(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         state.capture_users.remove(&address);
@@ -157,7 +157,7 @@ impl Device {
     #[inline]
     pub fn free_on_stream(&self, address: u64, key: StreamKey) -> Result<(), UnknownPointer> {
         if let Some(mut cache) = self.stream_caches.of(CacheKey::of(key, Origin::Cuda))
-            && cache.is_of(key)
+            && cache.is_of_stream(key)
             && cache.put(address)
         {
             return Ok(());
@@ -178,7 +178,7 @@ impl Device {
         key: StreamKey,
     ) -> Result<(), UnknownPointer> {
         let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
-        if state.is_deferred(&live) || !self.forget_cached(&mut state, &live, address) {
+        if state.is_deferred(&live) || !self.untrack(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         state.capture_users.remove(&address);
@@ -235,8 +235,8 @@ impl Device {
         };
         let cache = self.stream_caches.of(state.cache_of(&live));
         !state.is_deferred(&live)
-            && cache.is_none_or(|cache| !cache.has(address))
-            && !self.magazines.has(&live, address, &state.depot.holders)
+            && cache.is_none_or(|cache| !cache.holds(address))
+            && !self.magazines.holds(&live, address, &state.depot.holders)
     }
 
     /// The block in use around an address, which need not be its start.
@@ -261,7 +261,7 @@ impl Device {
     }
 
     /// Every block in use that was allocated in the order of a stream.
-    pub fn stream_ordered(&self) -> Vec<u64> {
+    pub fn stream_ordered_blocks(&self) -> Vec<u64> {
         let state = self.lock_flushed();
         let blocks = state.pool.blocks_in_use();
         let ordered = blocks.filter(Device::is_stream_ordered);
@@ -376,7 +376,7 @@ impl Device {
         for block in blocks {
             exported::revoke(block.start);
             while let Some(live) = state.pool.find_live(block.start) {
-                if self.forget_cached(&mut state, &live, block.start) {
+                if self.untrack(&mut state, &live, block.start) {
                     state.pool.free_live(live);
                 } else {
                     // Freed since, it lies on a stream cache or in a magazine, which would hand it out once more.

@@ -7,12 +7,37 @@
 
 use crate::core::{ALL_STREAMS, Class, Event, Gpu, LiveBlock, Origin, Pool};
 use crate::device::driver_gpu::DriverGpu;
-use crate::device::magazine::{BATCH, Holders};
 use crate::util::hash::fibonacci;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A block that the program has freed, or that a magazine may get when it is.
+/// Blocks behind one event, at most: in the depot and in each magazine.
+pub const BATCH: usize = 128;
+
+/// The number of no magazine; they count from 1.
+pub const NO_MAGAZINE: u8 = 0;
+
+/// The number of the magazine that tracks each block, by the block's index in the pool. Under the device's lock.
+#[derive(Default)]
+pub struct Holders(Vec<u8>);
+
+impl Holders {
+    /// Sets the magazine that tracks a block.
+    pub fn set(&mut self, live: &LiveBlock, number: u8) {
+        if self.0.len() <= live.index() {
+            self.0.resize(live.index() + 1, NO_MAGAZINE);
+        }
+        self.0[live.index()] = number;
+    }
+
+    /// The magazine that tracks a block; [`NO_MAGAZINE`] if none does.
+    #[inline]
+    pub fn of(&self, live: &LiveBlock) -> u8 {
+        self.0.get(live.index()).copied().unwrap_or(NO_MAGAZINE)
+    }
+}
+
+/// A block whose free is deferred, or will be.
 #[derive(Clone, Copy)]
 pub struct DeferredBlock {
     pub address: u64,
@@ -21,12 +46,12 @@ pub struct DeferredBlock {
 }
 
 impl DeferredBlock {
-    /// A block in use, which was looked up since the pool was last changed.
+    /// Of a block in use that was looked up after the pool last changed.
     pub fn new(address: u64, live: LiveBlock, pool: &Pool<DriverGpu>) -> Self {
         DeferredBlock {
             address,
             live,
-            // As the pool accounts it, whatever sizes were rounded up to when it was allocated.
+            // The pool's size: the setting that rounds sizes up may have changed since the allocation.
             size: pool.size_of(address).unwrap_or(live.requested),
         }
     }
@@ -44,11 +69,11 @@ struct Batch {
     bytes: u64,
 }
 
-/// Hashes sizes: by one multiplication, since nobody chooses them to collide.
+/// Hashes sizes, by one multiplication.
 #[derive(Default)]
-struct Spread(u64);
+struct SizeHasher(u64);
 
-impl Hasher for Spread {
+impl Hasher for SizeHasher {
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.write_u64(u64::from(*byte));
@@ -67,22 +92,23 @@ impl Hasher for Spread {
 
 /// The deferred blocks of one device.
 pub struct Depot {
-    /// Bytes behind one event, and bytes that are kept for their sizes.
+    /// The most bytes behind one event, and the most that are ready.
     limit: u64,
+    /// The latest frees, without an event yet.
     open: Batch,
-    /// In the order of their events.
+    /// Full batches in the order of their events.
     waiting: VecDeque<(Event, Batch)>,
-    /// Idle blocks by the size that was asked for.
-    ready: HashMap<u64, Vec<DeferredBlock>, BuildHasherDefault<Spread>>,
+    /// Completed blocks by requested size.
+    ready: HashMap<u64, Vec<DeferredBlock>, BuildHasherDefault<SizeHasher>>,
     ready_bytes: u64,
-    /// Bytes of all of them.
+    /// Bytes of all deferred blocks.
     bytes: u64,
-    /// Which threads' magazines know which of the other blocks.
+    /// Which magazines track which of the other blocks.
     pub holders: Holders,
 }
 
 impl Depot {
-    /// For a device with so many bytes of memory.
+    /// The depot of a device with `total` bytes of memory.
     pub fn new(total: u64) -> Self {
         Depot {
             limit: (total / 512).max(32 << 20),
@@ -147,7 +173,7 @@ impl Depot {
     /// Allocates a block of exactly this size that no work uses any more.
     pub fn take(&mut self, requested: u64, pool: &mut Pool<DriverGpu>) -> Option<DeferredBlock> {
         let mut found = self.pop(requested);
-        // No more batches than are needed, so that what is kept for its size stays little.
+        // No more batches than needed: with too many bytes ready, all of them go to the pool.
         while found.is_none() && self.advance(pool) {
             found = self.pop(requested);
         }
@@ -167,8 +193,8 @@ impl Depot {
 
     /// Makes the oldest batch ready if its event has completed. Returns whether it has.
     fn advance(&mut self, pool: &mut Pool<DriverGpu>) -> bool {
-        let passed = |(event, _): &(Event, Batch)| pool.gpu_mut().has_completed(*event);
-        if !self.waiting.front().is_some_and(passed) {
+        let completed = |(event, _): &(Event, Batch)| pool.gpu_mut().has_completed(*event);
+        if !self.waiting.front().is_some_and(completed) {
             return false;
         }
         let Some((event, batch)) = self.waiting.pop_front() else {

@@ -300,11 +300,11 @@ impl DriverGpu {
         };
         match what {
             // It went with its context. Asked again later, the driver would take back what is there by then.
-            PendingRelease::Segment { size, .. } if self.ended => self.ledger.give(size),
+            PendingRelease::Segment { size, .. } if self.ended => self.ledger.subtract(size),
             PendingRelease::Imported { .. } if self.ended => {}
             _ if status != 0 => self.pending_releases.push(what),
             PendingRelease::Chunk { size, .. } | PendingRelease::Segment { size, .. } => {
-                self.ledger.give(size)
+                self.ledger.subtract(size)
             }
             PendingRelease::Mapping { .. }
             | PendingRelease::Addresses { .. }
@@ -314,7 +314,7 @@ impl DriverGpu {
 
     /// Takes down what is mapped of another process's memory in a range that was reserved for it: its first
     /// `mapped` bytes. Nothing uses it any more.
-    pub fn unmap_shared(&mut self, address: u64, mapped: u64, size: u64) {
+    pub fn unmap_imported(&mut self, address: u64, mapped: u64, size: u64) {
         self.retry_pending_releases();
         if mapped > 0 {
             self.give_back(PendingRelease::Mapping {
@@ -327,7 +327,7 @@ impl DriverGpu {
     }
 
     /// Lets go of the handle of a chunk of another process's, which counts its bytes.
-    pub fn release_shared(&mut self, chunk: Handle) {
+    pub fn release_imported(&mut self, chunk: Handle) {
         self.give_back(PendingRelease::Chunk {
             handle: chunk,
             size: 0,
@@ -399,7 +399,7 @@ impl Gpu for DriverGpu {
             self.with_extras = created.is_err();
         }
         let handle = created?;
-        self.ledger.take(size);
+        self.ledger.add(size);
         Ok(handle)
     }
 
@@ -466,7 +466,7 @@ impl Gpu for DriverGpu {
             (f.cuThreadExchangeStreamCaptureMode)(&mut mode);
             status
         }))?;
-        self.ledger.take(size);
+        self.ledger.add(size);
         Ok(address)
     }
 
@@ -569,7 +569,7 @@ impl Gpu for DriverGpu {
             return false;
         }
         let no_capture = NoCapture::hold();
-        if no_capture.is_none() && !captures::are_unseen() {
+        if no_capture.is_none() && !captures::may_be_unannounced() {
             return false;
         }
         let handle = match stream.handle {

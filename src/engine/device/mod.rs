@@ -35,6 +35,7 @@ mod oom_report;
 pub mod owner_hint;
 mod permanent_streams;
 mod pool_checkpoint;
+mod predictor;
 mod private_pools;
 mod purge;
 mod snapshot;
@@ -53,8 +54,7 @@ pub use ledger::{Call, CallFigures};
 pub use oom_report::OutOfMemory;
 pub use permanent_streams::InsertOnlyMap;
 pub use pool_checkpoint::NotRestored;
-pub use private_pools::{PoolId, PoolRoute};
-pub use supplier::Supplier;
+pub use private_pools::{PoolId, PoolRoute, Supplier};
 
 use capture_reuse::{CaptureReuse, CaptureUsers};
 use depot::Depot;
@@ -71,7 +71,8 @@ use crate::device::driver_gpu::DriverGpu;
 use crate::device::ledger::Ledger;
 use crate::device::live_streams::LiveStreams;
 use crate::device::permanent_streams::PermanentStreams;
-use crate::device::stream_cache::{CacheKey, Predictors, StreamCache, StreamCaches};
+use crate::device::predictor::Predictors;
+use crate::device::stream_cache::{CacheKey, StreamCache, StreamCaches};
 use crate::device::stream_key::{
     add_permanent_stream, created_stream, foreign_context, stream_key,
 };
@@ -271,7 +272,7 @@ impl Device {
     ) -> Result<u64, Box<OutOfMemory>> {
         let arena = match self.routed.load(Relaxed) && origin == Origin::Allocator {
             false => SHARED_ARENA,
-            true => match self.routed(&mut state, key.handle) {
+            true => match self.route(&mut state, key.handle) {
                 Source::Arena(arena) => arena,
                 Source::Restored(address) => return Ok(address),
                 Source::Driver => return self.allocate_uncached(&mut state, size),
@@ -287,7 +288,7 @@ impl Device {
         if let Some(cache) = &mut cache {
             cache.clear(&mut state.pool);
         }
-        let others = self.stream_caches.any_besides(cache.as_deref());
+        let others = self.stream_caches.any_other_open(cache.as_deref());
         let request = Request {
             size,
             key,
@@ -338,12 +339,12 @@ impl Device {
         let Allocated { address, list } = allocated;
         if arena == SHARED_ARENA && !state.pool.needs_free_event(bytes) {
             match cache {
-                Some(cache) if cache.misses_too_often() => self.stream_caches.end(cache),
+                Some(cache) if cache.should_close() => self.stream_caches.close(cache),
                 Some(mut cache) => cache.track(key, address, requested, bytes),
                 // Such memory has magazines instead.
                 None if self.relaxed && key == UNORDERED => {}
-                None if state.predictors.of(list).asked(address, requested) => {
-                    if let Some(mut cache) = self.stream_caches.begin(key, origin) {
+                None if state.predictors.of(list).on_allocate(address, requested) => {
+                    if let Some(mut cache) = self.stream_caches.open(key, origin) {
                         cache.track(key, address, requested, bytes);
                     }
                 }
@@ -407,14 +408,14 @@ impl Device {
             let known = Device::free_uncached(state, address);
             return known.then_some(()).ok_or(UnknownPointer);
         };
-        if !self.forget_in_magazine(state, &live, address) {
+        if !self.untrack_in_magazine(state, &live, address) {
             return Err(UnknownPointer);
         }
         let cache = match held {
             None if !self.stream_caches.any_open() => None,
             held => {
                 let owner = state.cache_of(&live);
-                match held.filter(|cache| cache.belongs_to(owner)) {
+                match held.filter(|cache| cache.has_key(owner)) {
                     None => self.stream_caches.of(owner),
                     its => its,
                 }
@@ -422,7 +423,7 @@ impl Device {
         };
         match cache {
             Some(mut cache) => {
-                if !cache.forget(address) {
+                if !cache.untrack(address) {
                     return Err(UnknownPointer);
                 }
                 if !cache.is_empty() {
@@ -433,7 +434,7 @@ impl Device {
             None => state
                 .predictors
                 .of(live.list)
-                .freed(address, live.requested),
+                .on_free(address, live.requested),
         }
         if state.capture_users.is_empty() {
             state.pool.free_live(live);
@@ -457,17 +458,17 @@ impl Device {
 
     /// Has the caches forget a block in use, which is freed in another way. False if it is free: it lies in a
     /// stream cache or magazine.
-    fn forget_cached(&self, state: &mut State, live: &LiveBlock, address: u64) -> bool {
+    fn untrack(&self, state: &mut State, live: &LiveBlock, address: u64) -> bool {
         let cache = self.stream_caches.of(state.cache_of(live));
-        cache.is_none_or(|mut cache| cache.forget(address))
-            && self.forget_in_magazine(state, live, address)
+        cache.is_none_or(|mut cache| cache.untrack(address))
+            && self.untrack_in_magazine(state, live, address)
     }
 
-    /// The part of [`Device::forget_cached`] that concerns magazines.
+    /// The part of [`Device::untrack`] that concerns magazines.
     #[inline]
-    fn forget_in_magazine(&self, state: &mut State, live: &LiveBlock, address: u64) -> bool {
+    fn untrack_in_magazine(&self, state: &mut State, live: &LiveBlock, address: u64) -> bool {
         let holders = &mut state.depot.holders;
-        !self.relaxed || self.magazines.forget(live, address, holders)
+        !self.relaxed || self.magazines.untrack(live, address, holders)
     }
 }
 
@@ -616,7 +617,7 @@ impl Device {
             return Ok(());
         }
         let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
-        if state.is_deferred(&live) || !self.forget_cached(&mut state, &live, address) {
+        if state.is_deferred(&live) || !self.untrack(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         // A permanent stream is one of this device's.

@@ -47,7 +47,7 @@ impl Device {
 
         // 4. The process's external cache goes back to the driver. Of no use against a limit.
         let refused = |it: &Shortage| it.refusal == Refusal::OutOfMemory;
-        if result.as_ref().is_err_and(refused) && external_cache::give_back() {
+        if result.as_ref().is_err_and(refused) && external_cache::release_all() {
             result = attempt(state);
         }
 

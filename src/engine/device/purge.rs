@@ -12,7 +12,7 @@ impl Device {
     /// Releases every wholly free chunk to the driver, and the external cache. Waits for the device first if free
     /// memory may still be in use. Memory of private pools that are in use is kept.
     pub fn empty_cache(&self) {
-        external_cache::give_back();
+        external_cache::release_all();
         let mut state = self.lock_flushed();
         let waits = state.pool.counters().syncs;
         state.pool.trim_all(None);

@@ -1,6 +1,5 @@
-//! Memory without a pool: each block is one of the driver's, taken when it is asked for and given back
-//! when it is freed, and nothing is counted. What finds mistakes in a program's accesses (CUDA's
-//! compute-sanitizer) sees each block's bounds then: they are those of the request.
+//! Allocation without the pool (PyTorch's `PYTORCH_NO_CUDA_MEMORY_CACHING`): each block is an allocation of the driver
+//! and is not counted, so that tools that check accesses (CUDA's compute-sanitizer) see the bounds of each request.
 
 use crate::core::{Gpu, Refusal, SHARED_ARENA};
 use crate::device::exported;
@@ -9,13 +8,15 @@ use crate::device::{Device, OutOfMemory, State};
 use std::mem::take;
 
 impl Device {
-    /// Whether blocks come from the driver one by one from now on. Those in use are freed as they came.
+    /// Turns allocation without the pool on or off. Blocks in use are freed to where they came from.
     pub fn set_uncached(&self, uncached: bool) {
         let mut state = self.lock_flushed();
         state.uncached = uncached;
         self.update_routing(&mut state);
     }
 
+    /// Allocates from the driver. Out of memory has fewer steps than [`Device::allocate_slow`]: there are no free
+    /// blocks to search and no deferred frees, only what can be released to the driver.
     #[cold]
     pub(super) fn allocate_uncached(
         &self,
@@ -29,7 +30,7 @@ impl Device {
         if taken.is_err() && pool.trim_all(None) > 0 {
             taken = pool.gpu_mut().allocate(bytes);
         }
-        if taken == Err(Refusal::OutOfMemory) && external_cache::give_back() {
+        if taken == Err(Refusal::OutOfMemory) && external_cache::release_all() {
             taken = pool.gpu_mut().allocate(bytes);
         }
         match taken {

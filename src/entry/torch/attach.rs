@@ -23,7 +23,7 @@ use std::sync::{Mutex, PoisonError};
 pub fn attach_unless_done() {
     if !crate::entry::preload::is_on() && Library::loaded(c"libc10_cuda.so").is_some() {
         // Other libraries of the process may capture by CUDA's own calls.
-        captures::expect_unseen();
+        captures::expect_unannounced();
     }
     attach(false);
 }
