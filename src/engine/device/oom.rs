@@ -1,9 +1,11 @@
 //! Out of memory: every step above the pool's own ladder, in the order tried, and retries around what is not the
 //! pool's.
 
-use crate::core::{Allocated, Gpu, Origin, Refusal, SHARED_ARENA, Shortage};
+use crate::core::{Allocated, Gpu, Origin, Pool, Refusal, SHARED_ARENA, Shortage};
+use crate::device::driver_gpu::DriverGpu;
+use crate::device::oom_report::OutOfMemory;
 use crate::device::stream_cache::StreamCache;
-use crate::device::{Device, OutOfMemory, Request, State, external_cache};
+use crate::device::{Device, Request, State, external_cache};
 
 impl Device {
     /// The slow path of every allocation from the pool: no free block that is known fits `bytes`.
@@ -118,4 +120,22 @@ impl Device {
             }
         }
     }
+}
+
+/// The slow path of an allocation by the driver without the pool (`uncached`), which has refused `bytes`: steps 3 and
+/// 4 of [`Device::allocate_slow`]. The others do not apply, as the block cannot come from the pool.
+#[cold]
+pub(super) fn allocate_uncached_slow(
+    pool: &mut Pool<DriverGpu>,
+    bytes: u64,
+    refusal: Refusal,
+) -> Result<u64, Refusal> {
+    let mut result = Err(refusal);
+    if pool.trim_all(None) > 0 {
+        result = pool.gpu_mut().allocate(bytes);
+    }
+    if result == Err(Refusal::OutOfMemory) && external_cache::release_all() {
+        result = pool.gpu_mut().allocate(bytes);
+    }
+    result
 }

@@ -1,10 +1,11 @@
 //! Allocation without the pool (PyTorch's `PYTORCH_NO_CUDA_MEMORY_CACHING`): each block is an allocation of the driver
 //! and is not counted, so that tools that check accesses (CUDA's compute-sanitizer) see the bounds of each request.
 
-use crate::core::{Gpu, Refusal, SHARED_ARENA};
+use crate::core::{Gpu, SHARED_ARENA};
 use crate::device::exported;
-use crate::device::external_cache;
-use crate::device::{Device, OutOfMemory, State};
+use crate::device::oom::allocate_uncached_slow;
+use crate::device::oom_report::OutOfMemory;
+use crate::device::{Device, State};
 use std::mem::take;
 
 impl Device {
@@ -15,8 +16,7 @@ impl Device {
         self.update_routing(&mut state);
     }
 
-    /// Allocates from the driver. Out of memory has fewer steps than [`Device::allocate_slow`]: there are no free
-    /// blocks to search and no deferred frees, only what can be released to the driver.
+    /// Allocates from the driver.
     #[cold]
     pub(super) fn allocate_uncached(
         &self,
@@ -25,15 +25,8 @@ impl Device {
     ) -> Result<u64, Box<OutOfMemory>> {
         let bytes = size.max(1) as u64;
         let State { pool, blocks, .. } = state;
-        let mut taken = pool.gpu_mut().allocate(bytes);
-        // The pool may hold free memory from before.
-        if taken.is_err() && pool.trim_all(None) > 0 {
-            taken = pool.gpu_mut().allocate(bytes);
-        }
-        if taken == Err(Refusal::OutOfMemory) && external_cache::release_all() {
-            taken = pool.gpu_mut().allocate(bytes);
-        }
-        match taken {
+        let allocated = pool.gpu_mut().allocate(bytes);
+        match allocated.or_else(|refusal| allocate_uncached_slow(pool, bytes, refusal)) {
             Ok(address) => {
                 blocks.insert(address, bytes);
                 Ok(address)
@@ -45,7 +38,7 @@ impl Device {
         }
     }
 
-    /// Gives a block back to the driver, which waits for the work that uses it. False where it is none.
+    /// Frees a block to the driver, which waits for its work. False if it is not one that came from there.
     #[cold]
     pub(super) fn free_uncached(state: &mut State, address: u64) -> bool {
         match state.blocks.remove(&address) {
@@ -57,7 +50,7 @@ impl Device {
         }
     }
 
-    /// Gives all blocks back that came from the driver one by one.
+    /// Frees all blocks that came from the driver.
     pub(super) fn free_all_uncached(state: &mut State) {
         for (address, bytes) in take(&mut state.blocks) {
             exported::revoke(address);
