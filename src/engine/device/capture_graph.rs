@@ -17,9 +17,9 @@ pub struct Front {
     pub nodes: Vec<Node>,
 }
 
-/// The position of a stream (by handle) in the graph that it is captured into. `None` if it is not captured, its
-/// capture is broken, or the driver does not tell: an edge with data, as of programmatic dependent launches, is
-/// `CUDA_ERROR_LOSSY_QUERY`.
+/// The position of a stream (by handle) in the graph that it is captured into. `None` if it is not captured,
+/// its capture is broken, or the driver does not tell: an edge with data, as of programmatic dependent
+/// launches, is `CUDA_ERROR_LOSSY_QUERY`.
 pub fn front(functions: &Functions, context: usize, stream: u64) -> Option<Front> {
     let _current = current(functions, context);
     // Not the enum: a newer driver may return a value that it does not have.
@@ -42,8 +42,8 @@ pub fn front(functions: &Functions, context: usize, stream: u64) -> Option<Front
     if answer != 0 || status != active || (nodes.is_null() && count > 0) {
         return None;
     }
-    // SAFETY: the driver returned `count` nodes, valid until the stream is used again, which is what the calling
-    // thread does after this.
+    // SAFETY: the driver returned `count` nodes, valid until the stream is used again, which is what the
+    // calling thread does after this.
     let node = |at| unsafe { *nodes.add(at) } as Node;
     Some(Front {
         capture,

@@ -1,9 +1,9 @@
 //! Blocks that several streams of one capture use (`graph_capture_record_stream_reuse`).
 //!
 //! No work of a capture runs yet, so that no event says when a freed block is unused. Its graph does: what
-//! comes after the last node of each stream that used the block may have it again. A freed block notes
-//! where those streams stand; once the graph says that all these nodes come before what the block's own
-//! stream does next, that stream has the block again, in this capture. No node is added to the graph.
+//! comes after the last node of each stream that used the block may have it again. A freed block notes where
+//! those streams stand; once the graph says that all these nodes come before what the block's own stream does
+//! next, that stream has the block again, in this capture. No node is added to the graph.
 //!
 //! That rests on what every reuse on a stream of its own rests on: nobody takes back what a captured stream
 //! comes after (`cuStreamUpdateCaptureDependencies` with `CU_STREAM_SET_CAPTURE_DEPENDENCIES`). And as with
@@ -138,8 +138,8 @@ impl Device {
         }
     }
 
-    /// A captured stream is about to allocate: it gets back what it freed and other streams used, as far
-    /// as its next work comes after theirs.
+    /// A captured stream is about to allocate: it gets back what it freed and other streams used, as far as
+    /// its next work comes after theirs.
     ///
     /// Asks the driver once for each node that has come before the stream's work since it last did.
     pub(crate) fn reuse_joined(

@@ -1,9 +1,9 @@
 //! Stream captures under way, and the driver calls that would break them.
 //!
-//! An event of the whole context, or a wait for it (`cuCtxRecordEvent`, `cuCtxSynchronize`), breaks every capture of
-//! the context in any mode. A hook that sees a capture start announces it with [`begin`] before the driver is called,
-//! and waits there for such calls under way; these are short and wait for nothing. Where captures may start
-//! unannounced no such call is ever made.
+//! An event of the whole context, or a wait for it (`cuCtxRecordEvent`, `cuCtxSynchronize`), breaks every
+//! capture of the context in any mode. A hook that sees a capture start announces it with [`begin`] before
+//! the driver is called, and waits there for such calls under way; these are short and wait for nothing.
+//! Where captures may start unannounced no such call is ever made.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};

@@ -1,8 +1,9 @@
-//! The promises of `cudaMalloc`, `cudaMallocAsync` and their frees, kept over the pool: for the functions of CUDA that
-//! the preloaded library interposes.
+//! The promises of `cudaMalloc`, `cudaMallocAsync` and their frees, kept over the pool: for the functions of
+//! CUDA that the preloaded library interposes.
 //!
-//! `cudaFree` waits for the device, and then calls [`Device::free_completed`]; with `free:relaxed` it defers the free
-//! instead ([`Device::free_relaxed`]). `cudaFreeAsync` frees in the order of a stream ([`Device::free_on_stream`]).
+//! `cudaFree` waits for the device, and then calls [`Device::free_completed`]; with `free:relaxed` it defers
+//! the free instead ([`Device::free_relaxed`]). `cudaFreeAsync` frees in the order of a stream
+//! ([`Device::free_on_stream`]).
 
 use crate::core::{ALL_STREAMS, Allocation, BlockInfo, Origin, SHARED_ARENA, StreamKey, UNORDERED};
 use crate::device::captures;
@@ -33,8 +34,8 @@ impl Device {
         self.properties.context
     }
 
-    /// [`Device::allocate`] for CUDA's functions, on a stream by its key. Never from a private pool: those are for
-    /// tensors.
+    /// [`Device::allocate`] for CUDA's functions, on a stream by its key. Never from a private pool: those
+    /// are for tensors.
     #[inline(always)]
     pub fn allocate_on_stream(&self, size: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
         self.allocate_block(size, key, Origin::Cuda)
@@ -52,10 +53,11 @@ impl Device {
         self.free_cached(address, CacheKey::of(UNORDERED, Origin::Cuda))
     }
 
-    /// [`Device::allocate_unordered`] with `free:relaxed`: first from deferred frees of the same size whose work has
-    /// completed.
+    /// [`Device::allocate_unordered`] with `free:relaxed`: first from deferred frees of the same size whose
+    /// work has completed.
     ///
-    /// Costs one lock that no other thread takes if this one has freed blocks of the same size, else the device's.
+    /// Costs one lock that no other thread takes if this one has freed blocks of the same size, else the
+    /// device's.
     #[inline]
     pub fn allocate_relaxed(&self, size: usize) -> Result<u64, Box<OutOfMemory>> {
         let taken = self.magazines.own().take(size as u64);
@@ -95,8 +97,8 @@ impl Device {
         Ok(address)
     }
 
-    /// Frees a block that work on any stream may still use (`cudaFree` with `free:relaxed`): it is allocated again, for
-    /// the same size, once all work of the device up to now has completed. Does not wait.
+    /// Frees a block that work on any stream may still use (`cudaFree` with `free:relaxed`): it is allocated
+    /// again, for the same size, once all work of the device up to now has completed. Does not wait.
     ///
     /// Costs one lock that no other thread takes if this thread allocated the block, else the device's.
     #[inline]
@@ -141,8 +143,8 @@ impl Device {
         }
     }
 
-    /// Frees a block that work on any stream may still use to the pool, which reuses it once all work of the device up
-    /// to now has completed. Does not wait.
+    /// Frees a block that work on any stream may still use to the pool, which reuses it once all work of the
+    /// device up to now has completed. Does not wait.
     pub fn free_deferred(&self, address: u64) -> Result<(), UnknownPointer> {
         let mut state = self.state.lock();
         let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
@@ -156,8 +158,8 @@ impl Device {
             .map_err(|_| UnknownPointer)
     }
 
-    /// Frees a block in the order of a stream (`cudaFreeAsync`). If it was allocated on the same stream, that stream may
-    /// get it again at once; else it is reused once this stream's work up to now has completed.
+    /// Frees a block in the order of a stream (`cudaFreeAsync`). If it was allocated on the same stream, that
+    /// stream may get it again at once; else it is reused once this stream's work up to now has completed.
     #[inline]
     pub fn free_on_stream(&self, address: u64, key: StreamKey) -> Result<(), UnknownPointer> {
         if let Some(mut cache) = self.stream_caches.of(CacheKey::of(key, Origin::Cuda))
@@ -231,8 +233,8 @@ impl Device {
         self.is_allocated_in(&self.state.lock(), address)
     }
 
-    /// [`Device::is_allocated`] under the device's lock. Blocks in stream caches and deferred frees are in use to the
-    /// pool, but not to the program.
+    /// [`Device::is_allocated`] under the device's lock. Blocks in stream caches and deferred frees are in
+    /// use to the pool, but not to the program.
     fn is_allocated_in(&self, state: &State, address: u64) -> bool {
         let Some(live) = state.pool.find_live(address) else {
             return false;
@@ -257,7 +259,8 @@ impl Device {
         found.filter(|it| it.private || self.is_allocated_in(&state, it.found.start))
     }
 
-    /// Whether `address` is in a plain segment, which the driver takes for one allocation and would free as a whole.
+    /// Whether `address` is in a plain segment, which the driver takes for one allocation and would free as a
+    /// whole.
     pub fn is_in_segment(&self, address: u64) -> bool {
         let state = self.lock_flushed();
         state.pool.is_plain() && state.pool.holds(address)
@@ -296,8 +299,9 @@ impl Device {
         }
     }
 
-    /// Counts `bytes` that the program is about to allocate from the driver itself towards the limit. False if they
-    /// are beyond it. If need be free memory is released first, but only if it `may_wait` for the GPU.
+    /// Counts `bytes` that the program is about to allocate from the driver itself towards the limit. False
+    /// if they are beyond it. If need be free memory is released first, but only if it `may_wait` for the
+    /// GPU.
     pub fn reserve_unpooled(&self, bytes: u64, may_wait: bool) -> bool {
         let ledger = &self.ledger;
         if may_wait && !ledger.allows(bytes) {
@@ -334,15 +338,15 @@ impl Device {
         self.ledger.unpooled()
     }
 
-    /// Waits for all work of the device, without breaking a capture. Returns the driver's status, 0 for success.
-    /// Threads that wait at the same time share one wait.
+    /// Waits for all work of the device, without breaking a capture. Returns the driver's status, 0 for
+    /// success. Threads that wait at the same time share one wait.
     #[inline]
     pub fn synchronize(&self) -> u32 {
         self.synchronize_or(false)
     }
 
-    /// [`Device::synchronize`] for `cuMemFree`: during a capture the status depends on the calling thread's capture
-    /// mode, as the driver's own does.
+    /// [`Device::synchronize`] for `cuMemFree`: during a capture the status depends on the calling thread's
+    /// capture mode, as the driver's own does.
     #[inline]
     pub fn synchronize_as_free(&self) -> u32 {
         self.synchronize_or(true)
@@ -359,8 +363,8 @@ impl Device {
         }
     }
 
-    /// Frees every block and releases all memory to the driver, as the context ends (`cudaDeviceReset`). `ended`: it has
-    /// ended already, and all its work with it.
+    /// Frees every block and releases all memory to the driver, as the context ends (`cudaDeviceReset`).
+    /// `ended`: it has ended already, and all its work with it.
     pub fn reset(&self, ended: bool) {
         let free_cached = |state: &mut State| {
             self.flush_caches(state);

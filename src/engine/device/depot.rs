@@ -1,9 +1,9 @@
 //! The depot: deferred frees of a device (`free:relaxed`) that are in no thread's magazine.
 //!
-//! Work on any stream may still use a deferred block. The depot collects them in batches, with one event of the
-//! whole device behind each, because an event costs more than an allocation and a free. Once it has completed, the
-//! blocks are allocated again for the same size. To the pool a deferred block is in use, and marked as used by
-//! several streams.
+//! Work on any stream may still use a deferred block. The depot collects them in batches, with one event of
+//! the whole device behind each, because an event costs more than an allocation and a free. Once it has
+//! completed, the blocks are allocated again for the same size. To the pool a deferred block is in use, and
+//! marked as used by several streams.
 
 use crate::core::{ALL_STREAMS, Class, Event, Gpu, LiveBlock, Origin, Pool};
 use crate::device::driver_gpu::DriverGpu;
@@ -17,7 +17,8 @@ pub const BATCH: usize = 128;
 /// The number of no magazine; they count from 1.
 pub const NO_MAGAZINE: u8 = 0;
 
-/// The number of the magazine that tracks each block, by the block's index in the pool. Under the device's lock.
+/// The number of the magazine that tracks each block, by the block's index in the pool. Under the device's
+/// lock.
 #[derive(Default)]
 pub struct Holders(Vec<u8>);
 

@@ -59,8 +59,8 @@ pub struct DriverGpu {
     /// A stream of ours through which work of the legacy default stream is waited for, and made to wait: to
     /// touch that one itself would end a capture on any stream that synchronizes with it.
     beside_default: usize,
-    /// What the driver did not take back when it was asked to; asked again before more is taken, and
-    /// when all is given back.
+    /// What the driver did not take back when it was asked to; asked again before more is taken, and when all
+    /// is given back.
     pending_releases: Vec<PendingRelease>,
     /// A stream is being captured: nothing may wait or ask.
     pub capturing: bool,
@@ -456,8 +456,8 @@ impl Gpu for DriverGpu {
         }
         self.retry_pending_releases();
         let mut address = 0;
-        // A capture on any stream forbids the call, unless this thread says that it knows better:
-        // the memory is no part of the graph. PyTorch's allocator does the same.
+        // A capture on any stream forbids the call, unless this thread says that it knows better: the memory
+        // is no part of the graph. PyTorch's allocator does the same.
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: `address` and `mode` outlive the calls; the second exchange undoes the first.
         refusal(self.call(Call::Alloc, |f| unsafe {

@@ -1,7 +1,7 @@
 //! Exported allocations: those whose IPC handle the program has asked for (`cudaIpcGetMemHandle`).
 //!
-//! The handle of an allocation by `cudaMalloc` is valid until the program frees it, also if its address is allocated
-//! again later. That of a tensor is valid as long as the span that it lies in.
+//! The handle of an allocation by `cudaMalloc` is valid until the program frees it, also if its address is
+//! allocated again later. That of a tensor is valid as long as the span that it lies in.
 
 use crate::device::spans::IpcError;
 use crate::util::message;
@@ -68,8 +68,8 @@ pub fn revoke(address: u64) {
     }
 }
 
-/// Prints what to set if the process has exported memory and no process has imported any: the others may not have
-/// this library. To be called when the process ends.
+/// Prints what to set if the process has exported memory and no process has imported any: the others may not
+/// have this library. To be called when the process ends.
 pub(crate) fn explain_if_unimported() {
     let remedy = match (ANY.load(Relaxed), ANY_TENSOR.load(Relaxed)) {
         _ if IMPORTED.load(Relaxed) => return,

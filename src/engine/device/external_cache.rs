@@ -1,5 +1,5 @@
-//! A cache of driver memory that is kept outside the pools, as far as the pools have to know: when the driver has no
-//! memory left it is released, and with the pools it is purged.
+//! A cache of driver memory that is kept outside the pools, as far as the pools have to know: when the driver
+//! has no memory left it is released, and with the pools it is purged.
 //!
 //! The preloaded library has one: the program's own mappings (`cuMemMap`) that it keeps for reuse.
 
@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The functions of a cache. Both may be called under a device's lock, take no such lock, and do not wait for the
-/// GPU.
+/// The functions of a cache. Both may be called under a device's lock, take no such lock, and do not wait for
+/// the GPU.
 #[derive(Clone, Copy)]
 pub struct ExternalCache {
     /// Releases all cached memory to the driver. False if there was none.

@@ -9,8 +9,8 @@ use std::time::Duration;
 /// Whether the library is PyTorch's allocator.
 static TORCH_ALLOCATOR: AtomicBool = AtomicBool::new(false);
 
-/// Says that the library is PyTorch's allocator: what CUDA's functions allocate belongs to other libraries then, even
-/// before PyTorch has allocated anything.
+/// Says that the library is PyTorch's allocator: what CUDA's functions allocate belongs to other libraries
+/// then, even before PyTorch has allocated anything.
 pub fn set_torch_allocator() {
     TORCH_ALLOCATOR.store(true, Relaxed);
 }
@@ -40,8 +40,8 @@ impl Figures {
         self.counters.all.reserved_bytes.current
     }
 
-    /// The counters that the statistics show as the program's: those of the allocator's own functions, or if it calls
-    /// none of them, those of CUDA's functions.
+    /// The counters that the statistics show as the program's: those of the allocator's own functions, or if
+    /// it calls none of them, those of CUDA's functions.
     pub fn of_program(&self) -> &PoolStats {
         match self.is_allocator() {
             true => &self.counters,
@@ -49,7 +49,8 @@ impl Figures {
         }
     }
 
-    /// The counters of other libraries, which call CUDA's functions; `None` if those calls are the program's own.
+    /// The counters of other libraries, which call CUDA's functions; `None` if those calls are the program's
+    /// own.
     pub fn of_others(&self) -> Option<&PoolStats> {
         self.is_allocator().then_some(&self.of_cuda)
     }

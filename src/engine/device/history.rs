@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::SystemTime;
 
-/// Where in the program something happened. The history keeps it alive, and shows it as a number that the recorder
-/// resolves.
+/// Where in the program something happened. The history keeps it alive, and shows it as a number that the
+/// recorder resolves.
 pub trait Traceback: Send + Sync {
     /// The number that a snapshot has in its place.
     fn number(&self) -> u64;
@@ -200,7 +200,8 @@ impl History {
         self.entries.clear();
     }
 
-    /// Drops everything, as PyTorch's own allocator does: frees of the blocks in use are not recorded any more.
+    /// Drops everything, as PyTorch's own allocator does: frees of the blocks in use are not recorded any
+    /// more.
     pub fn stop(&mut self) {
         self.clear();
         self.live.clear();
@@ -267,15 +268,15 @@ impl History {
         }
     }
 
-    /// Records that no stream uses a freed block any more. `pool` counts for a block that was allocated before the
-    /// history began.
+    /// Records that no stream uses a freed block any more. `pool` counts for a block that was allocated
+    /// before the history began.
     fn record_completed(&mut self, address: u64, size: u64, stream: u64, pool: PoolId) {
         let (context, pool) = self.live.remove(&address).unwrap_or((None, pool));
         self.record(Action::FreeCompleted, address, size, stream, context, pool);
     }
 
-    /// Records the pool's events since the last call, with the stream and the traceback of the call that led to
-    /// them. `pool_at` tells which pool an address belongs to now.
+    /// Records the pool's events since the last call, with the stream and the traceback of the call that led
+    /// to them. `pool_at` tells which pool an address belongs to now.
     pub fn record_events(
         &mut self,
         events: Vec<MemoryEvent>,

@@ -43,8 +43,9 @@ impl Device {
         self.ipc_block_of(&mut state, start, backing)
     }
 
-    /// The allocation around `address` ([`Device::allocation`]), which has a tensor in it, for other processes. In a
-    /// private pool it is a whole run of its memory, which stays the same while the pool is in use.
+    /// The allocation around `address` ([`Device::allocation`]), which has a tensor in it, for other
+    /// processes. In a private pool it is a whole run of its memory, which stays the same while the pool is
+    /// in use.
     pub fn ipc_block_of_tensor(&self, address: u64) -> Result<IpcBlock, IpcError> {
         let mut state = self.lock_flushed();
         let pool = &state.pool;
@@ -104,9 +105,9 @@ impl Device {
         }
     }
 
-    /// What another process needs of a span: descriptors of at most `most` chunks from the `first` on,
-    /// or the segment's handle. `None` where the span is not this device's, or a secret is wanted and this
-    /// is not its own.
+    /// What another process needs of a span: descriptors of at most `most` chunks from the `first` on, or the
+    /// segment's handle. `None` where the span is not this device's, or a secret is wanted and this is not
+    /// its own.
     pub(crate) fn export(
         &self,
         span: u64,
@@ -159,7 +160,8 @@ impl Device {
             .map(|()| address)
     }
 
-    /// Maps a chunk of another process, by its file descriptor, at reserved addresses. No device has access yet.
+    /// Maps a chunk of another process, by its file descriptor, at reserved addresses. No device has access
+    /// yet.
     pub(crate) fn map_imported(
         &self,
         address: u64,
@@ -184,8 +186,8 @@ impl Device {
         self.check_status("cuMemMap", status)
     }
 
-    /// Gives this device access to what was mapped. If the memory is its own (`home` is its UUID), also every device
-    /// that can reach it.
+    /// Gives this device access to what was mapped. If the memory is its own (`home` is its UUID), also every
+    /// device that can reach it.
     pub(crate) fn grant_imported(
         &self,
         address: u64,
@@ -214,8 +216,8 @@ impl Device {
         self.check_status("cuMemSetAccess", status)
     }
 
-    /// Unmaps the first `mapped` of `bytes` reserved at `address`, and frees the addresses. Nothing uses them any
-    /// more.
+    /// Unmaps the first `mapped` of `bytes` reserved at `address`, and frees the addresses. Nothing uses them
+    /// any more.
     pub(crate) fn unmap_imported(&self, address: u64, mapped: u64, bytes: u64) {
         let mut state = self.state.lock();
         state.pool.gpu_mut().unmap_imported(address, mapped, bytes);
@@ -226,7 +228,8 @@ impl Device {
         // SAFETY: both are 64 bytes, and any bytes make a handle.
         let handle = unsafe { std::mem::transmute::<SegmentHandle, CUipcMemHandle>(*handle) };
         let mut address = 0;
-        // Forbidden during a capture unless the thread is in relaxed mode: the call is no part of the capture.
+        // Forbidden during a capture unless the thread is in relaxed mode: the call is no part of the
+        // capture.
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         let status = self.call(Call::OpenShared, |f| {
             // SAFETY: `address` and `mode` outlive the calls; the second exchange undoes the first.

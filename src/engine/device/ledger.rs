@@ -1,4 +1,5 @@
-//! The ledger of one device: bytes reserved from the driver against the limit, and count and time of driver calls.
+//! The ledger of one device: bytes reserved from the driver against the limit, and count and time of driver
+//! calls.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;

@@ -9,8 +9,7 @@ impl Device {
         Some(self.ledger.limit()).filter(|limit| *limit != u64::MAX)
     }
 
-    /// Sets how many bytes may be held from the driver; `None` lifts the limit. What is held
-    /// beyond it stays.
+    /// Sets how many bytes may be held from the driver; `None` lifts the limit. What is held beyond it stays.
     pub fn set_limit(&self, bytes: Option<u64>) {
         self.ledger.set_limit(bytes.unwrap_or(u64::MAX));
     }
@@ -27,8 +26,8 @@ impl Device {
         self.set_limit(limit);
     }
 
-    /// Bytes of the largest block that a request could get now, as far as can be told beforehand: the
-    /// largest free range, or what the limit and the device leave to grow by.
+    /// Bytes of the largest block that a request could get now, as far as can be told beforehand: the largest
+    /// free range, or what the limit and the device leave to grow by.
     pub fn largest_obtainable(&self) -> u64 {
         let state = self.lock_flushed();
         let reserved = state.pool.stats().all.reserved_bytes.current;

@@ -1,12 +1,13 @@
 //! Magazines (Bonwick's): deferred frees by thread (`free:relaxed`), so that threads seldom contend.
 //!
-//! A magazine collects the blocks that its thread frees in batches. An event of the whole device is recorded behind
-//! each full batch; once it has completed, the batch's blocks are allocated again, for the same size. All of that
-//! takes the magazine's own lock, and one call in a batch the device's. What a magazine has no room for goes to the
-//! [`Depot`].
+//! A magazine collects the blocks that its thread frees in batches. An event of the whole device is recorded
+//! behind each full batch; once it has completed, the batch's blocks are allocated again, for the same size.
+//! All of that takes the magazine's own lock, and one call in a batch the device's. What a magazine has no
+//! room for goes to the [`Depot`].
 //!
-//! To the pool a block in a magazine is in use, so also to a look-up by address ([`Magazines::holds`] tells). Whatever
-//! needs the pool's true state, or more memory than it has, empties the magazines into the depot first.
+//! To the pool a block in a magazine is in use, so also to a look-up by address ([`Magazines::holds`] tells).
+//! Whatever needs the pool's true state, or more memory than it has, empties the magazines into the depot
+//! first.
 //!
 //! Locks: see the order at the top of the device module.
 
@@ -171,7 +172,8 @@ impl Magazines {
         holder.is_some_and(|magazine| magazine.holds(address))
     }
 
-    /// Has no magazine track a block in use, which is freed in another way. False if it is freed and in a magazine.
+    /// Has no magazine track a block in use, which is freed in another way. False if it is freed and in a
+    /// magazine.
     #[inline]
     pub fn untrack(&self, live: &LiveBlock, address: u64, holders: &mut Holders) -> bool {
         match self.holder(live, holders) {
@@ -247,20 +249,22 @@ impl Magazine {
         Some(second).filter(|slot| is_at(*slot))
     }
 
-    /// Whether the open batch is to be closed: it has [`BATCH`] blocks, or with one more like the last it would have
-    /// more than `share` bytes.
+    /// Whether the open batch is to be closed: it has [`BATCH`] blocks, or with one more like the last it
+    /// would have more than `share` bytes.
     #[inline]
     pub fn is_full(&self, share: u64) -> bool {
         self.open.slots.len() >= BATCH || self.open.bytes + self.open.last > share
     }
 
-    /// Records an event behind the open batch. Without one, or where too many bytes wait, its blocks go to the depot.
+    /// Records an event behind the open batch. Without one, or where too many bytes wait, its blocks go to
+    /// the depot.
     pub fn close(&mut self, share: u64, depot: &mut Depot, pool: &mut Pool<DriverGpu>) {
         // Another thread that has the same magazine may have closed it.
         if self.open.slots.is_empty() {
             return;
         }
-        // The first batch always has room: it may be larger than `share` if the sizes of its blocks differ much.
+        // The first batch always has room: it may be larger than `share` if the sizes of its blocks differ
+        // much.
         let room = self.waiting.is_empty() || self.waiting_bytes + self.open.bytes <= share;
         match room
             .then(|| pool.gpu_mut().record_event(ALL_STREAMS))
@@ -328,7 +332,8 @@ impl Magazine {
         })
     }
 
-    /// Tracks a block that was just allocated, unless its slots hold freed blocks, or it has more than `share` bytes.
+    /// Tracks a block that was just allocated, unless its slots hold freed blocks, or it has more than
+    /// `share` bytes.
     pub fn track(&mut self, block: DeferredBlock, share: u64, holders: &mut Holders) {
         if block.size() > share {
             return;
@@ -416,7 +421,8 @@ impl Magazine {
     }
 }
 
-/// The two slots of an address. Blocks at some even distances share few first slots; the second ones differ then.
+/// The two slots of an address. Blocks at some even distances share few first slots; the second ones differ
+/// then.
 #[inline]
 fn slots_of(address: u64) -> (usize, usize) {
     let slot = |spread: u64| (spread >> (64 - TRACKED.trailing_zeros())) as usize;

@@ -1,17 +1,18 @@
 //! One device: its pool behind a lock, and the caches in front of that lock.
 //!
-//! [`Device::allocate`] and [`Device::free`] are the fast paths, each with one slow path; `oom` has the steps of an
-//! allocation for which the pool has no free block.
+//! [`Device::allocate`] and [`Device::free`] are the fast paths, each with one slow path; `oom` has the steps
+//! of an allocation for which the pool has no free block.
 //!
 //! # The order of locks
 //! 1. the device's (`Device::state`),
 //! 2. a stream cache's (`stream_cache`),
 //! 3. a magazine's (`magazine`),
-//! 4. what is taken for a moment, and nothing else under it: the events of waits, live streams, the history's marks.
+//! 4. what is taken for a moment, and nothing else under it: the events of waits, live streams, the history's
+//!    marks.
 //!
-//! A thread takes them in this order only. With a stream cache's lock held the device's may be tried, not waited
-//! for. Stream caches are opened and closed, and blocks come to be known to a magazine and cease to be, under both
-//! the device's lock and theirs. Suppliers and observers are called with no lock held.
+//! A thread takes them in this order only. With a stream cache's lock held the device's may be tried, not
+//! waited for. Stream caches are opened and closed, and blocks come to be known to a magazine and cease to
+//! be, under both the device's lock and theirs. Suppliers and observers are called with no lock held.
 
 mod capture_graph;
 mod capture_reuse;
@@ -107,20 +108,20 @@ struct State {
     capture_users: HashMap<u64, CaptureUsers>,
     capture_reuse: CaptureReuse,
     history: History,
-    /// For [`Device::purge_idle`]: how many allocations and frees there had been at the last call, and when that
-    /// number last changed.
+    /// For [`Device::purge_idle`]: how many allocations and frees there had been at the last call, and when
+    /// that number last changed.
     seen: (u64, Duration),
 }
 
 impl State {
-    /// Whether a block that is in use to the pool is a deferred free: one of no stream that is marked as used by
-    /// several.
+    /// Whether a block that is in use to the pool is a deferred free: one of no stream that is marked as used
+    /// by several.
     fn is_deferred(&self, live: &LiveBlock) -> bool {
         self.pool.owner_of(live) == UNORDERED && self.pool.is_multi_stream(live)
     }
 
-    /// Bytes of the block that a request for `requested` bytes gets: the one place where sizes are rounded up, by
-    /// `roundup_power2_divisions` and then to the unit of all blocks.
+    /// Bytes of the block that a request for `requested` bytes gets: the one place where sizes are rounded
+    /// up, by `roundup_power2_divisions` and then to the unit of all blocks.
     #[inline(always)]
     fn block_size(&self, requested: usize) -> u64 {
         match self.round_up.round_up(requested) as u64 {
@@ -187,8 +188,9 @@ pub struct UnknownPointer;
 impl Device {
     /// Allocates `size` bytes that the stream (by handle) may use at once. The address is a multiple of 512.
     ///
-    /// Costs one lock that no other stream takes if the stream has just freed a block of the same size. Otherwise
-    /// the device's lock, or both, and the pool's best fit. Waits for the GPU only where no free block fits.
+    /// Costs one lock that no other stream takes if the stream has just freed a block of the same size.
+    /// Otherwise the device's lock, or both, and the pool's best fit. Waits for the GPU only where no free
+    /// block fits.
     #[inline(always)]
     pub fn allocate(&self, size: usize, stream: u64) -> Result<u64, Box<OutOfMemory>> {
         self.allocate_block(size, self.key(stream), Origin::Allocator)
@@ -260,7 +262,8 @@ impl Device {
         self.allocate_locked(state, cache, size, key, origin)
     }
 
-    /// Allocates with the stream's cache locked, if it has one, where the request may belong to a private pool.
+    /// Allocates with the stream's cache locked, if it has one, where the request may belong to a private
+    /// pool.
     #[inline(never)]
     fn allocate_locked(
         &self,
@@ -298,8 +301,8 @@ impl Device {
         self.allocate_from_arena(state, cache, request, others)
     }
 
-    /// The pool's best fit, and what the stream's cache and predictor are told of it. `cache` is the stream's, which
-    /// is empty, if it has one; `others` tells whether other streams have one.
+    /// The pool's best fit, and what the stream's cache and predictor are told of it. `cache` is the
+    /// stream's, which is empty, if it has one; `others` tells whether other streams have one.
     #[inline(always)]
     fn allocate_from_arena(
         &self,
@@ -394,8 +397,8 @@ impl Device {
         self.free_to_pool(self.state.lock(), None, address)
     }
 
-    /// Frees a block to the pool, and tells its stream's cache or predictor. `held` is a cache that the caller has
-    /// locked.
+    /// Frees a block to the pool, and tells its stream's cache or predictor. `held` is a cache that the
+    /// caller has locked.
     #[inline(always)]
     fn free_to_pool(
         &self,
@@ -580,8 +583,8 @@ impl Device {
         stream_key(&self.functions, context, &self.permanent, stream)
     }
 
-    /// The stream (by handle), which is one of this device's, is never destroyed: the driver is asked for
-    /// it once more at most.
+    /// The stream (by handle), which is one of this device's, is never destroyed: the driver is asked for it
+    /// once more at most.
     pub fn add_permanent_stream(&self, stream: u64) {
         let context = self.properties.context;
         add_permanent_stream(&self.functions, context, &self.permanent, stream);
@@ -607,8 +610,8 @@ impl Device {
         self.live_streams.remove(stream);
     }
 
-    /// Notes that another stream (by handle) uses the block, as PyTorch's `record_stream`: once freed, it is reused
-    /// only after that stream's work up to then.
+    /// Notes that another stream (by handle) uses the block, as PyTorch's `record_stream`: once freed, it is
+    /// reused only after that stream's work up to then.
     pub fn record_use(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
         let key = self.key(stream);
         let mut state = self.state.lock();
@@ -640,8 +643,8 @@ impl Device {
         recorded.map_err(|_| UnknownPointer)
     }
 
-    /// Locks the device and flushes its caches: every free block is in the pool or the depot, and the counters are
-    /// up to date.
+    /// Locks the device and flushes its caches: every free block is in the pool or the depot, and the
+    /// counters are up to date.
     fn lock_flushed(&self) -> Guard<'_, State> {
         let mut state = self.state.lock();
         self.flush_caches(&mut state);

@@ -1,5 +1,5 @@
-//! Out of memory: every step above the pool's own ladder, in the order tried, and retries around what is not the
-//! pool's.
+//! Out of memory: every step above the pool's own ladder, in the order tried, and retries around what is not
+//! the pool's.
 
 use crate::core::{Allocated, Gpu, Origin, Pool, Refusal, SHARED_ARENA, Shortage};
 use crate::device::driver_gpu::DriverGpu;
@@ -33,7 +33,8 @@ impl Device {
         // 1. Blocks in the other streams' caches go back to the pool.
         self.stream_caches.clear_all(held, &mut state.pool);
 
-        // 2. The pool's ladder: reuse across streams, remapping, growth, waiting (counted as `alloc_retries`).
+        // 2. The pool's ladder: reuse across streams, remapping, growth, waiting (counted as
+        //    `alloc_retries`).
         let attempt = |state: &mut State| state.pool.allocate(bytes, requested, key, arena, origin);
         let mut result = attempt(state);
 
@@ -80,8 +81,8 @@ impl Device {
         result
     }
 
-    /// Waits for the device and frees every deferred block to the pool. False if there is none, or waiting is not
-    /// possible.
+    /// Waits for the device and frees every deferred block to the pool. False if there is none, or waiting is
+    /// not possible.
     pub fn reclaim_deferred(&self) -> bool {
         self.reclaim_deferred_locked(&mut self.lock_flushed())
     }
@@ -103,8 +104,8 @@ impl Device {
         self.empty_cache();
     }
 
-    /// Allocates again (`allocate`) after a shortage, for as long as the private pool's own allocator supplies what
-    /// is missing: another thread may take it first.
+    /// Allocates again (`allocate`) after a shortage, for as long as the private pool's own allocator
+    /// supplies what is missing: another thread may take it first.
     ///
     /// The supplier is called with no lock held, and may throw a C++ exception through here.
     pub fn retry_supplied<T>(
@@ -122,8 +123,9 @@ impl Device {
     }
 }
 
-/// The slow path of an allocation by the driver without the pool (`uncached`), which has refused `bytes`: steps 3 and
-/// 4 of [`Device::allocate_slow`]. The others do not apply, as the block cannot come from the pool.
+/// The slow path of an allocation by the driver without the pool (`uncached`), which has refused `bytes`:
+/// steps 3 and 4 of [`Device::allocate_slow`]. The others do not apply, as the block cannot come from the
+/// pool.
 #[cold]
 pub(super) fn allocate_uncached_slow(
     pool: &mut Pool<DriverGpu>,

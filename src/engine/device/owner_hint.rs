@@ -1,9 +1,9 @@
-//! Owner hints: the device and stream that a block most likely belongs to, by its address, for a free that is given
-//! nothing else.
+//! Owner hints: the device and stream that a block most likely belongs to, by its address, for a free that is
+//! given nothing else.
 //!
-//! A hint is written when a block is allocated, into a hash table without locks in which blocks may share an entry.
-//! So it may be wrong, which costs time and nothing else. Most blocks are allocated again on the same stream: then
-//! nothing is written, and threads do not contend for the cache line.
+//! A hint is written when a block is allocated, into a hash table without locks in which blocks may share an
+//! entry. So it may be wrong, which costs time and nothing else. Most blocks are allocated again on the same
+//! stream: then nothing is written, and threads do not contend for the cache line.
 
 use crate::core::BLOCK;
 use crate::util::hash::fibonacci;

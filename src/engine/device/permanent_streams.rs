@@ -1,12 +1,13 @@
-//! Permanent streams: streams that are never destroyed, so that the driver's id of each can be cached by its handle.
+//! Permanent streams: streams that are never destroyed, so that the driver's id of each can be cached by its
+//! handle.
 //!
-//! Otherwise every allocation asks the driver for the id: two calls of some 25 ns each (H100), half of the time of an
-//! allocation from a stream cache.
+//! Otherwise every allocation asks the driver for the id: two calls of some 25 ns each (H100), half of the
+//! time of an allocation from a stream cache.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A lock-free hash map of fixed size from numbers to numbers, neither of which is 0. Entries do not change. A key
-/// for which there is no slot is not inserted.
+/// A lock-free hash map of fixed size from numbers to numbers, neither of which is 0. Entries do not change.
+/// A key for which there is no slot is not inserted.
 pub struct InsertOnlyMap<const SLOTS: usize> {
     /// Keys and values.
     slots: [[AtomicU64; 2]; SLOTS],

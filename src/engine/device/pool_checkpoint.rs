@@ -21,9 +21,9 @@ impl Device {
         Some(state.pool.blocks_of(arena).collect())
     }
 
-    /// Takes a private pool's blocks into use again, all of them or none, each where it was. From then
-    /// to [`Device::end_pool`] the allocations that the route's filter claims are handed these blocks,
-    /// in this order. Counts no user of the pool.
+    /// Takes a private pool's blocks into use again, all of them or none, each where it was. From then to
+    /// [`Device::end_pool`] the allocations that the route's filter claims are handed these blocks, in this
+    /// order. Counts no user of the pool.
     ///
     /// Waits for the device where freed memory may still be used by other streams.
     pub fn restore_pool(&self, route: PoolRoute, blocks: &[BlockInfo]) -> Result<(), NotRestored> {

@@ -1,8 +1,8 @@
 //! Predictors: whether a stream without a stream cache would hit in one, and so is to get one.
 //!
-//! A predictor simulates a small stream cache: it sees the stream's allocations and frees, and does what the cache
-//! would do, with sizes in place of blocks. While a stream only misses it pauses for longer and longer, so that a
-//! stream of random sizes pays next to nothing.
+//! A predictor simulates a small stream cache: it sees the stream's allocations and frees, and does what the
+//! cache would do, with sizes in place of blocks. While a stream only misses it pauses for longer and longer,
+//! so that a stream of random sizes pays next to nothing.
 
 use crate::device::stream_cache::{HIT_SCORE, OPEN_SCORE, is_cacheable};
 
@@ -15,11 +15,12 @@ const PREDICTORS: usize = 64;
 /// Misses in a row after which a predictor pauses.
 const MISSES_TO_PAUSE: u32 = 32;
 
-/// Requests that the first pause lasts. Each further one in a row lasts twice as long, up to [`LONGEST_PAUSE`].
+/// Requests that the first pause lasts. Each further one in a row lasts twice as long, up to
+/// [`LONGEST_PAUSE`].
 const FIRST_PAUSE: u32 = 256;
 
-/// To look at one request in nine, as with [`FIRST_PAUSE`], takes a thirtieth of the time of an allocation and a free.
-/// A loop that begins in a pause has no stream cache until the pause ends.
+/// To look at one request in nine, as with [`FIRST_PAUSE`], takes a thirtieth of the time of an allocation
+/// and a free. A loop that begins in a pause has no stream cache until the pause ends.
 const LONGEST_PAUSE: u32 = 1 << 11;
 
 /// The predictor of a stream without an open stream cache.
@@ -41,8 +42,8 @@ pub struct Predictor {
     next_pause: u32,
 }
 
-/// The predictors of a device, by the numbers of the streams' free lists; streams may share one. Under the device's
-/// lock.
+/// The predictors of a device, by the numbers of the streams' free lists; streams may share one. Under the
+/// device's lock.
 pub struct Predictors([Predictor; PREDICTORS]);
 
 impl Predictors {
@@ -125,8 +126,8 @@ mod tests {
     use super::*;
     use crate::core::SMALL;
 
-    /// Whether a stream cache opens for a stream that over and over allocates blocks of these sizes and frees them, the
-    /// last one first.
+    /// Whether a stream cache opens for a stream that over and over allocates blocks of these sizes and frees
+    /// them, the last one first.
     fn opens_for(sizes: &[u64]) -> bool {
         let mut predictors = Predictors::new();
         let predictor = predictors.of(1);

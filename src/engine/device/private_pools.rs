@@ -25,7 +25,8 @@ pub trait Supplier: Send + Sync {
 pub struct PoolRoute {
     /// The private pool's name.
     pub pool: PoolId,
-    /// Whether an allocation on the stream (by handle) goes there. Called under the device's lock; may not allocate.
+    /// Whether an allocation on the stream (by handle) goes there. Called under the device's lock; may not
+    /// allocate.
     pub filter: Box<dyn Fn(u64) -> bool + Send>,
 }
 
@@ -110,8 +111,8 @@ impl State {
         self.private.get(pool)
     }
 
-    /// Counts one more user of a private pool, which is made with this supplier if there is none of that name. False
-    /// if it cannot be made.
+    /// Counts one more user of a private pool, which is made with this supplier if there is none of that
+    /// name. False if it cannot be made.
     pub fn retain_pool(&mut self, pool: PoolId, supplier: Option<Arc<dyn Supplier>>) -> bool {
         if let Some(private) = self.private.get_mut(pool) {
             private.users += 1;
@@ -157,8 +158,8 @@ impl Device {
         }
     }
 
-    /// Has each block of a private pool take a whole segment from now on, if its memory comes from a supplier or
-    /// cannot be mapped.
+    /// Has each block of a private pool take a whole segment from now on, if its memory comes from a supplier
+    /// or cannot be mapped.
     pub fn set_no_split(&self, pool: PoolId) {
         let mut state = self.state.lock();
         if let Some(arena) = state.private(pool).map(|private| private.arena) {
@@ -172,12 +173,12 @@ impl Device {
         state.private(pool).map_or(0, |private| private.users)
     }
 
-    /// Sends the allocations that the route's filter accepts to its private pool from now on. The pool is made if
-    /// there is none of that name, and has one more user.
+    /// Sends the allocations that the route's filter accepts to its private pool from now on. The pool is
+    /// made if there is none of that name, and has one more user.
     pub fn begin_pool(&self, route: PoolRoute) {
         let mut state = self.state.lock();
-        // If it cannot be made its allocations fail: a captured graph goes on using freed memory, which so may not
-        // be any other arena's.
+        // If it cannot be made its allocations fail: a captured graph goes on using freed memory, which so
+        // may not be any other arena's.
         let made = state.retain_pool(route.pool, None);
         state.routes.push(ActiveRoute {
             route,
@@ -189,8 +190,8 @@ impl Device {
         self.update_routing(&mut state);
     }
 
-    /// Ends a route to a private pool: the latest that this thread began, or if it began none, as a capture may end
-    /// on another thread, the latest of all.
+    /// Ends a route to a private pool: the latest that this thread began, or if it began none, as a capture
+    /// may end on another thread, the latest of all.
     pub fn end_pool(&self, pool: PoolId) {
         let mut state = self.state.lock();
         let thread = thread_number();
@@ -205,8 +206,8 @@ impl Device {
         drop(route);
     }
 
-    /// Counts one user of a private pool less. With the last one its free memory is released to the driver, and the
-    /// rest once it is freed.
+    /// Counts one user of a private pool less. With the last one its free memory is released to the driver,
+    /// and the rest once it is freed.
     pub fn release_pool(&self, pool: PoolId) {
         let mut state = self.state.lock();
         let Some(private) = state.private.get_mut(pool) else {
@@ -267,8 +268,8 @@ impl Device {
         }
     }
 
-    /// To be called after routes have changed. Stream caches are bypassed while there are any. In a capture nothing
-    /// may wait or query events; what was put off is done after it.
+    /// To be called after routes have changed. Stream caches are bypassed while there are any. In a capture
+    /// nothing may wait or query events; what was put off is done after it.
     pub(super) fn update_routing(&self, state: &mut State) {
         let routed = state.uncached || !state.routes.is_empty();
         self.routed.store(routed, Relaxed);

@@ -68,8 +68,8 @@ impl Device {
         guard
     }
 
-    /// The segments, of one private pool or of all, and if `traces` the history, as PyTorch's snapshots have them.
-    /// Each has `context`, the number of a traceback, in place of `frames`.
+    /// The segments, of one private pool or of all, and if `traces` the history, as PyTorch's snapshots have
+    /// them. Each has `context`, the number of a traceback, in place of `frames`.
     pub(crate) fn snapshot(&self, only: Option<PoolId>, traces: bool) -> (Vec<Value>, Value) {
         drop(self.lock_flushed());
         let mut state = self.lock_recorded(0, &None);
@@ -96,8 +96,8 @@ impl Device {
     }
 }
 
-/// A segment as PyTorch's snapshots have it. Small and large blocks share segments here, so every segment counts as
-/// large; its stream is that of its first block.
+/// A segment as PyTorch's snapshots have it. Small and large blocks share segments here, so every segment
+/// counts as large; its stream is that of its first block.
 ///
 /// A block that another library allocated is shown as inactive, and as `other_library`, so that the sums of a
 /// snapshot are those of PyTorch's counters.

@@ -1,4 +1,5 @@
-//! Spans: ranges of a device's memory that other processes may import, each a list of chunks or one plain segment.
+//! Spans: ranges of a device's memory that other processes may import, each a list of chunks or one plain
+//! segment.
 
 use crate::util::secret::Secret;
 use std::collections::HashMap;
@@ -124,8 +125,8 @@ impl Spans {
         self.list.len() >= 2 * self.swept.max(512)
     }
 
-    /// Removes spans whose chunks are not at consecutive addresses any more: they were remapped, so no exported block
-    /// is in use there. `home` has the address of each chunk.
+    /// Removes spans whose chunks are not at consecutive addresses any more: they were remapped, so no
+    /// exported block is in use there. `home` has the address of each chunk.
     pub fn sweep(&mut self, home: &HashMap<u64, u64>) {
         self.retain(|span| {
             let mut next = None;

@@ -1,11 +1,12 @@
 //! Stream caches: the last few blocks freed on each stream, for requests of exactly the same size.
 //!
-//! A program that allocates and frees the same sizes over and over, as most do between two kernels, is served from
-//! here with one lock that no other stream takes, and without the pool. To the pool a cached block is still in use:
-//! whatever needs the pool's true state, or more memory than it has, clears the stream caches first. Hits are added
-//! to the pool's counters then.
+//! A program that allocates and frees the same sizes over and over, as most do between two kernels, is served
+//! from here with one lock that no other stream takes, and without the pool. To the pool a cached block is
+//! still in use: whatever needs the pool's true state, or more memory than it has, clears the stream caches
+//! first. Hits are added to the pool's counters then.
 //!
-//! A cache that misses too often is closed, until the stream's predictor (`predictor`) finds that it would hit.
+//! A cache that misses too often is closed, until the stream's predictor (`predictor`) finds that it would
+//! hit.
 //!
 //! Locks: see the order at the top of the device module.
 
@@ -35,15 +36,15 @@ const MAX_SCORE: u32 = 2 * OPEN_SCORE;
 
 /// Whether a freed block may go to its stream's cache; `last` is the block that the stream allocated last.
 ///
-/// A large block only if it is that one: the pool would allocate it again next, too. Any other would be missing where
-/// the pool coalesces free blocks, which costs memory (llama_serve: 1.016 instead of 1.009).
+/// A large block only if it is that one: the pool would allocate it again next, too. Any other would be
+/// missing where the pool coalesces free blocks, which costs memory (llama_serve: 1.016 instead of 1.009).
 #[inline]
 pub fn is_cacheable(size: u64, address: u64, last: u64) -> bool {
     size <= crate::core::SMALL || address == last
 }
 
-/// The key of a stream cache: its stream's handle and the origin of its blocks. A stream has a cache for each origin,
-/// so that a block that is allocated again stays in the same counters.
+/// The key of a stream cache: its stream's handle and the origin of its blocks. A stream has a cache for each
+/// origin, so that a block that is allocated again stays in the same counters.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct CacheKey(u64);
 
@@ -64,8 +65,8 @@ impl CacheKey {
         }
     }
 
-    /// The key for the allocator's own blocks on a stream, by its handle; the per-thread default stream is the
-    /// calling thread's.
+    /// The key for the allocator's own blocks on a stream, by its handle; the per-thread default stream is
+    /// the calling thread's.
     #[inline]
     pub fn of_handle(handle: u64) -> CacheKey {
         let id = match handle {
@@ -75,8 +76,8 @@ impl CacheKey {
         CacheKey::of(StreamKey { handle, id }, Origin::Allocator)
     }
 
-    /// The slot where probing for the key starts. Handles are addresses in the driver's memory, so many may hash to the
-    /// same slot.
+    /// The slot where probing for the key starts. Handles are addresses in the driver's memory, so many may
+    /// hash to the same slot.
     #[inline]
     fn home(self) -> usize {
         (fibonacci(self.0) >> (64 - STREAM_CACHES.trailing_zeros())) as usize
@@ -91,8 +92,8 @@ struct Tracked {
     address: u64,
     requested: u64,
     size: u64,
-    /// The cache's generation when the block was tracked, and [`CACHED`]. An entry of an earlier generation is void:
-    /// blocks are freed unseen while the cache is closed.
+    /// The cache's generation when the block was tracked, and [`CACHED`]. An entry of an earlier generation
+    /// is void: blocks are freed unseen while the cache is closed.
     generation: u64,
 }
 
@@ -149,8 +150,8 @@ pub struct StreamCache {
     score: u32,
     /// The block that was allocated last.
     last: u64,
-    /// The first block that was ever tracked. Hashes are of the distance from it, so that runs are alike wherever the
-    /// system puts the addresses.
+    /// The first block that was ever tracked. Hashes are of the distance from it, so that runs are alike
+    /// wherever the system puts the addresses.
     base: u64,
     /// The requested bytes of the cached blocks.
     requested: [u64; LENGTH],
@@ -166,8 +167,8 @@ pub struct StreamCaches {
     keys: CachePadded<[AtomicU64; STREAM_CACHES]>,
     /// A bit for each slot whose cache is open.
     open: AtomicU64,
-    /// A bit for each home slot of a cache that is in another slot. Most streams without a cache, as those that
-    /// allocate at random, need no probing so.
+    /// A bit for each home slot of a cache that is in another slot. Most streams without a cache, as those
+    /// that allocate at random, need no probing so.
     displaced: AtomicU64,
     /// The farthest that such a cache is from its home slot.
     longest_probe: AtomicUsize,
@@ -225,8 +226,8 @@ impl StreamCaches {
         CacheKey(self.keys[slot].load(Relaxed))
     }
 
-    /// Opens a cache for a stream that has none; it is locked and empty. `None` if all slots are taken. The caller
-    /// holds the device's lock, and no stream cache's.
+    /// Opens a cache for a stream that has none; it is locked and empty. `None` if all slots are taken. The
+    /// caller holds the device's lock, and no stream cache's.
     #[cold]
     #[inline(never)]
     pub fn open(&self, key: StreamKey, origin: Origin) -> Option<Guard<'_, StreamCache>> {
@@ -289,8 +290,8 @@ impl StreamCaches {
         self.other_open(held) != 0
     }
 
-    /// Frees the blocks of all stream caches to the pool, but for the one that the caller has locked. The caller
-    /// holds the device's lock.
+    /// Frees the blocks of all stream caches to the pool, but for the one that the caller has locked. The
+    /// caller holds the device's lock.
     pub fn clear_all<G: Gpu>(&self, held: Option<&StreamCache>, pool: &mut Pool<G>) {
         let mut open = self.other_open(held);
         while open != 0 {
@@ -314,8 +315,8 @@ fn probe_sequence(owner: CacheKey) -> impl Iterator<Item = usize> {
 }
 
 impl StreamCache {
-    /// Allocates a cached block of exactly this size. `None` if there is none, or `key` is another stream that has the
-    /// same handle.
+    /// Allocates a cached block of exactly this size. `None` if there is none, or `key` is another stream
+    /// that has the same handle.
     #[inline]
     pub fn take(&mut self, key: StreamKey, requested: u64) -> Option<u64> {
         let at = self.requested[..self.length]
@@ -348,8 +349,8 @@ impl StreamCache {
         self.key == key
     }
 
-    /// Frees a block to the cache. False if the block is not tracked as in use, may not be cached, or the cache is
-    /// full.
+    /// Frees a block to the cache. False if the block is not tracked as in use, may not be cached, or the
+    /// cache is full.
     #[inline]
     pub fn put(&mut self, address: u64) -> bool {
         let entry = self.entry_of(address);
@@ -387,8 +388,8 @@ impl StreamCache {
         self.last = address;
     }
 
-    /// Stops tracking a block in use, which is freed elsewhere or may not be cached any more. False if the block is
-    /// cached, and so not in use.
+    /// Stops tracking a block in use, which is freed elsewhere or may not be cached any more. False if the
+    /// block is cached, and so not in use.
     #[inline]
     pub fn untrack(&mut self, address: u64) -> bool {
         let entry = self.entry_of(address);

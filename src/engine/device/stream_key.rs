@@ -15,14 +15,14 @@ const LEGACY: u64 = 1;
 pub const PER_THREAD: u64 = 2;
 
 /// Stands for the id of a stream that is being captured, which cannot be asked for, where it is not known
-/// already ([`Streams`]). So to the pool it is another stream than before and after the capture, whose
-/// memory it can only have as any other could. Two streams of one handle, each captured, the first
-/// destroyed before the second was made, are one stream to it; PyTorch's own streams are never destroyed.
+/// already ([`Streams`]). So to the pool it is another stream than before and after the capture, whose memory
+/// it can only have as any other could. Two streams of one handle, each captured, the first destroyed before
+/// the second was made, are one stream to it; PyTorch's own streams are never destroyed.
 const CAPTURED: u64 = u64::MAX;
 
-/// The identity of a stream, given its handle. The default stream is never destroyed and needs
-/// no call; the per-thread one is named by its thread; for others the driver is asked, but for those
-/// that are known to last.
+/// The identity of a stream, given its handle. The default stream is never destroyed and needs no call; the
+/// per-thread one is named by its thread; for others the driver is asked, but for those that are known to
+/// last.
 #[inline]
 pub fn stream_key(
     functions: &Functions,
@@ -44,8 +44,8 @@ pub fn stream_key(
     }
 }
 
-/// Has the driver never asked again for the identity of a stream that is never destroyed. No effect
-/// while the stream is captured: it cannot be asked for then.
+/// Has the driver never asked again for the identity of a stream that is never destroyed. No effect while the
+/// stream is captured: it cannot be asked for then.
 #[cold]
 pub fn add_permanent_stream(
     functions: &Functions,
@@ -82,8 +82,8 @@ fn stream_id_in(functions: &Functions, context: usize, handle: u64) -> u64 {
     ask_id(functions, handle).unwrap_or(0)
 }
 
-/// To ask a captured stream for its id would end the capture; to ask whether it is captured does not
-/// (H100, driver 580, every capture mode).
+/// To ask a captured stream for its id would end the capture; to ask whether it is captured does not (H100,
+/// driver 580, every capture mode).
 #[inline]
 fn ask_id(functions: &Functions, handle: u64) -> Option<u64> {
     let (mut capturing, mut id) = (0, 0);
@@ -99,8 +99,8 @@ fn ask_id(functions: &Functions, handle: u64) -> Option<u64> {
     }
 }
 
-/// Whether a stream is being captured; `None` where the driver will not say, as for the default
-/// stream while a stream that waits for it is.
+/// Whether a stream is being captured; `None` where the driver will not say, as for the default stream while
+/// a stream that waits for it is.
 pub fn is_capturing(functions: &Functions, context: usize, handle: u64) -> Option<bool> {
     let _current = current(functions, context);
     let mut status = 0;
@@ -111,8 +111,8 @@ pub fn is_capturing(functions: &Functions, context: usize, handle: u64) -> Optio
     }
 }
 
-/// The context of another device that a stream belongs to; `None` where it is this device's, or a
-/// default stream, which is taken to be.
+/// The context of another device that a stream belongs to; `None` where it is this device's, or a default
+/// stream, which is taken to be.
 pub fn foreign_context(functions: &Functions, context: usize, handle: u64) -> Option<usize> {
     if handle <= PER_THREAD {
         return None;

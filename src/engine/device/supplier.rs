@@ -1,8 +1,8 @@
-//! Private pools whose memory a supplier allocates: PyTorch's `MemPool` with an allocator of its own, such as NCCL's,
-//! whose memory network cards and switches can access.
+//! Private pools whose memory a supplier allocates: PyTorch's `MemPool` with an allocator of its own, such as
+//! NCCL's, whose memory network cards and switches can access.
 //!
-//! Suppliers are the program's code. They are called with no lock held: they may allocate themselves, wait for
-//! Python's interpreter, or throw a C++ exception, which unwinds through this file to the caller.
+//! Suppliers are the program's code. They are called with no lock held: they may allocate themselves, wait
+//! for Python's interpreter, or throw a C++ exception, which unwinds through this file to the caller.
 
 use crate::core::{BLOCK, Refusal, SHARED_ARENA, Shortage};
 use crate::device::Device;
@@ -12,7 +12,8 @@ use crate::util::message;
 use std::mem::forget;
 use std::sync::Arc;
 
-/// Bytes that a supplier is about to allocate, or to free: they count towards the limit until this is dropped.
+/// Bytes that a supplier is about to allocate, or to free: they count towards the limit until this is
+/// dropped.
 struct Reservation<'a> {
     device: &'a Device,
     bytes: u64,
@@ -26,8 +27,8 @@ impl Drop for Reservation<'_> {
 }
 
 impl Device {
-    /// Reserves `bytes` of the limit before a supplier is called, so that concurrent requests count for each other.
-    /// `None` if they are beyond the limit.
+    /// Reserves `bytes` of the limit before a supplier is called, so that concurrent requests count for each
+    /// other. `None` if they are beyond the limit.
     fn reserve_supplied(&self, bytes: u64) -> Option<Reservation<'_>> {
         let _state = self.state.lock();
         self.ledger.allows(bytes).then(|| {
@@ -39,15 +40,15 @@ impl Device {
         })
     }
 
-    /// Counts one more user of a private pool. If there is none of that name it is made, and gets its memory from
-    /// the supplier, or without one from the driver.
+    /// Counts one more user of a private pool. If there is none of that name it is made, and gets its memory
+    /// from the supplier, or without one from the driver.
     pub fn retain_pool(&self, pool: PoolId, supplier: Option<Arc<dyn Supplier>>) {
         self.state.lock().retain_pool(pool, supplier);
     }
 
-    /// Has the private pool's supplier allocate what a request was short of; the request is to be made again then. An
-    /// error is for the program: the pool has no supplier, or the supplier has no memory, also after free memory was
-    /// returned to it.
+    /// Has the private pool's supplier allocate what a request was short of; the request is to be made again
+    /// then. An error is for the program: the pool has no supplier, or the supplier has no memory, also after
+    /// free memory was returned to it.
     pub fn supply(&self, mut shortage: Box<OutOfMemory>) -> Result<(), Box<OutOfMemory>> {
         let Refusal::Unsupplied(bytes) = shortage.shortage.refusal else {
             return Err(shortage);
@@ -93,7 +94,8 @@ impl Device {
         Err(shortage)
     }
 
-    /// Whether the private pool has a completed free block for the request, as it may after a wait for the device.
+    /// Whether the private pool has a completed free block for the request, as it may after a wait for the
+    /// device.
     fn has_idle_block(&self, shortage: &OutOfMemory) -> bool {
         let size = self.block_size(shortage.shortage.asked as usize);
         let state = self.state.lock();

@@ -1,5 +1,6 @@
-//! Allocation without the pool (PyTorch's `PYTORCH_NO_CUDA_MEMORY_CACHING`): each block is an allocation of the driver
-//! and is not counted, so that tools that check accesses (CUDA's compute-sanitizer) see the bounds of each request.
+//! Allocation without the pool (PyTorch's `PYTORCH_NO_CUDA_MEMORY_CACHING`): each block is an allocation of
+//! the driver and is not counted, so that tools that check accesses (CUDA's compute-sanitizer) see the bounds
+//! of each request.
 
 use crate::core::{Gpu, SHARED_ARENA};
 use crate::device::exported;

@@ -1,7 +1,7 @@
 //! The thread that purges idle memory if `idle_release_ms` is set.
 //!
-//! It purges every device [`external_cache::CHECKS`] times in that time, and holds a device's lock for about a
-//! millisecond at most. It stops before the driver does: functions registered with `atexit` run in the
+//! It purges every device [`external_cache::CHECKS`] times in that time, and holds a device's lock for about
+//! a millisecond at most. It stops before the driver does: functions registered with `atexit` run in the
 //! reverse order of their registration, and the driver was initialised first. A forked child has no such
 //! thread, and needs none, as it has no memory.
 

@@ -1,7 +1,7 @@
 //! The statistics as JSON.
 //!
-//! The pool's counters are the only source. `OWN` is the one list of the fields that PyTorch does not have: the
-//! JSON and the table of docs/statistics.md are both made from it.
+//! The pool's counters are the only source. `OWN` is the one list of the fields that PyTorch does not have:
+//! the JSON and the table of docs/statistics.md are both made from it.
 
 use crate::core::{PoolStats, Stat, TORCH_COUNTS, Usage};
 use crate::device::external_cache;
@@ -82,8 +82,8 @@ own! {
         };
 }
 
-/// The statistics of all open devices, one JSON object. A device that another thread keeps locked for longer than
-/// `timeout` is marked `busy` and has no figures.
+/// The statistics of all open devices, one JSON object. A device that another thread keeps locked for longer
+/// than `timeout` is marked `busy` and has no figures.
 pub fn json(timeout: Duration) -> String {
     json_of(allocator_in_use(), timeout)
 }
