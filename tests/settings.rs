@@ -171,6 +171,8 @@ fn mistakes_are_told_by_what_they_cost() {
         (own, "something_else_altogether:1", Severity::Mistake),
         // PyTorch names these itself, or knows them.
         (theirs, "something_else_altogether:1", Severity::Note),
+        (theirs, "something_new:0.8", Severity::Note),
+        (theirs, "something_new:8G", Severity::Note),
         (theirs, "expandable_segments:true", Severity::Note),
         (own, "backend:cudaMallocAsync", Severity::Note),
         (theirs, "max_split_size_mb:200", Severity::Note),

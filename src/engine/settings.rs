@@ -196,9 +196,11 @@ fn unknown(variable: &str, key: &str, value: &str) -> Diagnostic {
         true => format!("the keys are {}", keys()),
         false => format!("did you mean {}?", names.join(" or ")),
     };
-    // A size or a share of a key that is unlike any may have been meant as a limit.
+    // A size or a share of a key that is unlike any may have been meant as a limit. In PyTorch's variables it may be
+    // a newer PyTorch's.
+    let maybe_limit = variable == VARIABLES[0] && similar.is_empty();
     let limits = similar.iter().any(|setting| setting.limits)
-        || similar.is_empty() && (is_size(value) || is_share(value));
+        || maybe_limit && (is_size(value) || is_share(value));
     let (key, value) = (printable(key), printable(value));
     mistake(
         variable,
