@@ -8,8 +8,9 @@ use crate::device::external_cache;
 use crate::device::{Device, Figures};
 use crate::process::allocator::{Allocator, allocator_in_use};
 use crate::process::cuda_calls;
+use crate::process::launcher;
 use crate::process::stats_path;
-use crate::settings;
+use crate::settings::variable_text as variable;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::fs::File;
@@ -107,7 +108,9 @@ pub fn json_of(allocator: Option<&Allocator>, timeout: Duration) -> String {
         "version": env!("CARGO_PKG_VERSION"),
         "pid": std::process::id(),
         "host": stats_path::host_name(),
-        "rank": stats_path::rank(settings::variable_text).and_then(|rank| rank.parse::<u64>().ok()),
+        "rank": launcher::rank(variable).and_then(|rank| rank.parse::<u64>().ok()),
+        "local_rank": launcher::local_rank(variable),
+        "world_size": launcher::world_size(variable),
         "command_line": command_line(),
         "used_gpu": !devices.is_empty(),
         "time": now.as_secs(),

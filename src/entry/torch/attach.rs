@@ -38,7 +38,7 @@ pub extern "C" fn attach(known: bool) -> bool {
             return true;
         }
         let object = Object::current();
-        let ours = object.as_ref().is_some_and(Object::is_ours);
+        let ours = object.as_ref().is_some_and(Object::take_over_if_ours);
         if !ours && !known {
             return false;
         }
