@@ -52,7 +52,7 @@ pub fn export(address: u64, span: u64) -> Result<Exported, IpcError> {
     Ok(new)
 }
 
-/// Remembers that a tensor was exported, for [`explain_if_unimported`].
+/// Remembers that a tensor was exported, for `explain_if_unimported`.
 pub fn mark_tensor() {
     ANY_TENSOR.store(true, Relaxed);
 }
@@ -84,7 +84,7 @@ pub(crate) fn explain_if_unimported() {
     ));
 }
 
-/// Remembers that another process has imported memory, for [`explain_if_unimported`].
+/// Remembers that another process has imported memory, for `explain_if_unimported`.
 pub(crate) fn mark_imported() {
     IMPORTED.store(true, Relaxed);
 }

@@ -99,7 +99,7 @@ struct State {
     blocks: HashMap<u64, u64>,
     predictors: Predictors,
     private: PrivatePools,
-    /// Who supplied which segment, by address.
+    /// The suppliers of supplied segments, by address.
     suppliers: HashMap<u64, Arc<dyn Supplier>>,
     routes: Vec<ActiveRoute>,
     /// Deferred frees that are in no magazine.
@@ -459,15 +459,15 @@ impl Device {
         }
     }
 
-    /// Has the caches forget a block in use, which is freed in another way. False if it is free: it lies in a
-    /// stream cache or magazine.
+    /// Has the caches stop tracking a block in use, which is freed in another way. False if it is free: it is
+    /// in a stream cache or magazine.
     fn untrack(&self, state: &mut State, live: &LiveBlock, address: u64) -> bool {
         let cache = self.stream_caches.of(state.cache_of(live));
         cache.is_none_or(|mut cache| cache.untrack(address))
             && self.untrack_in_magazine(state, live, address)
     }
 
-    /// The part of [`Device::untrack`] that concerns magazines.
+    /// [`Device::untrack`] for magazines.
     #[inline]
     fn untrack_in_magazine(&self, state: &mut State, live: &LiveBlock, address: u64) -> bool {
         let holders = &mut state.depot.holders;
@@ -583,16 +583,15 @@ impl Device {
         stream_key(&self.functions, context, &self.permanent, stream)
     }
 
-    /// The stream (by handle), which is one of this device's, is never destroyed: the driver is asked for it
-    /// once more at most.
+    /// Adds a permanent stream of this device (by handle), one that is never destroyed: the driver is asked
+    /// for its id once more at most.
     pub fn add_permanent_stream(&self, stream: u64) {
         let context = self.properties.context;
         add_permanent_stream(&self.functions, context, &self.permanent, stream);
         self.add_stream(stream);
     }
 
-    /// The stream (by handle), which is one of this device's, is destroyed only after
-    /// [`Device::remove_stream`].
+    /// Adds a stream of this device (by handle), which is destroyed only after [`Device::remove_stream`].
     pub fn add_stream(&self, stream: u64) {
         let context = self.properties.context;
         if let Some(key) = created_stream(&self.functions, context, stream) {
@@ -600,8 +599,7 @@ impl Device {
         }
     }
 
-    /// The stream (by handle) is about to be destroyed: what it did is looked after from now on without
-    /// asking it.
+    /// Removes a stream (by handle) that is about to be destroyed: its events are recorded before.
     pub fn remove_stream(&self, stream: u64) {
         let created = LiveStreams::created().find(stream);
         if let Some(key) = self.live_streams.find(stream).or(created) {
@@ -610,8 +608,8 @@ impl Device {
         self.live_streams.remove(stream);
     }
 
-    /// Notes that another stream (by handle) uses the block, as PyTorch's `record_stream`: once freed, it is
-    /// reused only after that stream's work up to then.
+    /// Records that another stream (by handle) uses the block, as PyTorch's `record_stream`: once freed, it
+    /// is reused only after that stream's work up to then.
     pub fn record_use(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
         let key = self.key(stream);
         let mut state = self.state.lock();

@@ -237,7 +237,7 @@ impl Device {
         if state.uncached {
             return Source::Driver;
         }
-        // A filter asks the driver the same, and would throw a C++ exception if it did not answer.
+        // A filter queries the driver for the same, and would throw a C++ exception if it did not answer.
         let capturing = is_capturing(&self.functions, self.properties.context, stream);
         let Some(capturing) = capturing else {
             return Source::Arena(SHARED_ARENA);

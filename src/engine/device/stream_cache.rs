@@ -428,7 +428,7 @@ impl StreamCache {
         pool.free_without_events(|pool| {
             for entry in &self.entries[..self.length] {
                 let item = &mut self.tracked[usize::from(*entry)];
-                // The pool handed it out and has not had it back, so it knows it.
+                // To the pool the block is in use, so it is found.
                 let _ = pool.free(std::mem::take(&mut item.address));
             }
         });
@@ -450,7 +450,7 @@ mod tests {
         CacheKey::of(key, Origin::Allocator)
     }
 
-    /// Streams, by address as a driver's are, that would all like the same slot.
+    /// Streams, by address as a driver's are, with the same home slot.
     fn crowd() -> impl Iterator<Item = StreamKey> {
         let home = of(UNORDERED).home();
         let keys = (1..).map(|id| StreamKey {

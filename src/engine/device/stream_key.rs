@@ -1,4 +1,5 @@
-//! Which stream a handle means: the driver reuses the handles of streams that were destroyed.
+//! Stream keys: a stream's identity by its handle and the driver's id, since the driver reuses the handles of
+//! destroyed streams.
 
 use crate::core::StreamKey;
 use crate::device::context::current;
@@ -15,9 +16,9 @@ const LEGACY: u64 = 1;
 pub const PER_THREAD: u64 = 2;
 
 /// Stands for the id of a stream that is being captured, which cannot be asked for, where it is not known
-/// already ([`Streams`]). So to the pool it is another stream than before and after the capture, whose memory
-/// it can only have as any other could. Two streams of one handle, each captured, the first destroyed before
-/// the second was made, are one stream to it; PyTorch's own streams are never destroyed.
+/// already (`live_streams`). So to the pool it is another stream than before and after the capture, whose
+/// memory it can only have as any other could. Two streams of one handle, each captured, the first destroyed
+/// before the second was made, are one stream to it; PyTorch's own streams are never destroyed.
 const CAPTURED: u64 = u64::MAX;
 
 /// The identity of a stream, given its handle. The default stream is never destroyed and needs no call; the
@@ -44,8 +45,8 @@ pub fn stream_key(
     }
 }
 
-/// Has the driver never asked again for the identity of a stream that is never destroyed. No effect while the
-/// stream is captured: it cannot be asked for then.
+/// Caches the id of a stream that is never destroyed. No effect while the stream is captured, as the driver
+/// does not tell its id then.
 #[cold]
 pub fn add_permanent_stream(
     functions: &Functions,
@@ -99,8 +100,8 @@ fn ask_id(functions: &Functions, handle: u64) -> Option<u64> {
     }
 }
 
-/// Whether a stream is being captured; `None` where the driver will not say, as for the default stream while
-/// a stream that waits for it is.
+/// Whether a stream is being captured; `None` if the driver does not tell, as for the default stream while a
+/// stream that synchronizes with it is captured.
 pub fn is_capturing(functions: &Functions, context: usize, handle: u64) -> Option<bool> {
     let _current = current(functions, context);
     let mut status = 0;
@@ -111,8 +112,8 @@ pub fn is_capturing(functions: &Functions, context: usize, handle: u64) -> Optio
     }
 }
 
-/// The context of another device that a stream belongs to; `None` where it is this device's, or a default
-/// stream, which is taken to be.
+/// The context of another device that a stream belongs to; `None` for a stream of this device, which default
+/// streams count as.
 pub fn foreign_context(functions: &Functions, context: usize, handle: u64) -> Option<usize> {
     if handle <= PER_THREAD {
         return None;

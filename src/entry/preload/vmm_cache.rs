@@ -289,7 +289,7 @@ impl MappingCache {
     }
 }
 
-/// See [`ExternalCache`].
+/// See [`external_cache::ExternalCache`].
 pub fn release_all() -> bool {
     if UNMAPPED.load(Relaxed) == 0 || mutation::is_on("kept back") {
         return false;
@@ -298,7 +298,7 @@ pub fn release_all() -> bool {
     with(MappingCache::release_all)
 }
 
-/// See [`ExternalCache`].
+/// See [`external_cache::ExternalCache`].
 pub fn purge() {
     if UNMAPPED.load(Relaxed) == 0 {
         return;
