@@ -97,7 +97,7 @@ pub struct Depot {
     limit: u64,
     /// The latest frees, without an event yet.
     open: Batch,
-    /// Full batches in the order of their events.
+    /// Closed batches, in the order of their events.
     waiting: VecDeque<(Event, Batch)>,
     /// Completed blocks by requested size.
     ready: HashMap<u64, Vec<DeferredBlock>, BuildHasherDefault<SizeHasher>>,

@@ -95,7 +95,7 @@ pub struct Magazine {
     tracked: Box<[Option<Tracked>; TRACKED]>,
     /// The latest frees, without an event yet.
     open: Batch,
-    /// Full batches in the order of their events.
+    /// Closed batches, in the order of their events.
     waiting: VecDeque<(Event, Batch)>,
     waiting_bytes: u64,
     ready: Vec<Ready>,

@@ -15,15 +15,14 @@ const LEGACY: u64 = 1;
 
 pub const PER_THREAD: u64 = 2;
 
-/// Stands for the id of a stream that is being captured, which cannot be asked for, where it is not known
-/// already (`live_streams`). So to the pool it is another stream than before and after the capture, whose
-/// memory it can only have as any other could. Two streams of one handle, each captured, the first destroyed
-/// before the second was made, are one stream to it; PyTorch's own streams are never destroyed.
+/// Stands for the id of a stream that is being captured, which the driver does not tell, unless the stream is
+/// permanent and its id known. So to the pool it is another stream than before and after the capture. Two
+/// streams of one handle, each captured, the first destroyed before the second was made, are one stream to
+/// it; PyTorch's own streams are never destroyed.
 const CAPTURED: u64 = u64::MAX;
 
 /// The identity of a stream, given its handle. The default stream is never destroyed and needs no call; the
-/// per-thread one is named by its thread; for others the driver is asked, but for those that are known to
-/// last.
+/// per-thread one has its thread's number as id; for others the driver is asked, but for permanent ones.
 #[inline]
 pub fn stream_key(
     functions: &Functions,
@@ -76,7 +75,7 @@ fn stream_id(functions: &Functions, context: usize, handle: u64) -> u64 {
     ask_id(functions, handle).unwrap_or_else(|| stream_id_in(functions, context, handle))
 }
 
-/// The same on a thread that has no context yet.
+/// [`stream_id`] on a thread that has no context yet.
 #[cold]
 fn stream_id_in(functions: &Functions, context: usize, handle: u64) -> u64 {
     let _current = current(functions, context);
