@@ -92,7 +92,7 @@ pub struct MappingCache {
     pub cached: Vec<(u64, usize)>,
     /// Bytes of the last.
     pub bytes: usize,
-    /// MappingCache that are not mapped to the program.
+    /// Mappings that are not mapped to the program.
     pub unmapped: usize,
     pub checks: u32,
     /// The program gives addresses back right after the handle.
@@ -105,7 +105,7 @@ static CACHE: Mutex<Option<MappingCache>> = Mutex::new(None);
 /// How many of them are not mapped to the program.
 static UNMAPPED: AtomicUsize = AtomicUsize::new(0);
 
-/// Works with all cache. The driver is called meanwhile, by functions that do not wait for the GPU (H100), and
+/// Runs `work` with the cache locked. The driver is called meanwhile, by functions that do not wait for the GPU (H100), and
 /// nothing else is waited for.
 pub fn with<T>(work: impl FnOnce(&mut MappingCache) -> T) -> T {
     let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
