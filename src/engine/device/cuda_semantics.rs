@@ -7,7 +7,7 @@
 
 use crate::core::{ALL_STREAMS, Allocation, BlockInfo, Origin, SHARED_ARENA, StreamKey, UNORDERED};
 use crate::device::captures;
-use crate::device::depot::DeferredBlock;
+use crate::device::depot::RelaxedBlock;
 use crate::device::exported;
 use crate::device::live_streams::LiveStreams;
 use crate::device::stream_cache::CacheKey;
@@ -90,7 +90,7 @@ impl Device {
         let mut own = self.magazines.own();
         let live = state.pool.find_live(address);
         if let Some(live) = live.filter(|it| state.pool.owner_of(it) == UNORDERED) {
-            let block = DeferredBlock::new(address, live, &state.pool);
+            let block = RelaxedBlock::new(address, live, &state.pool);
             let holders = &mut state.depot.holders;
             own.track(block, self.magazines.share(), holders);
         }
@@ -131,13 +131,13 @@ impl Device {
         let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
         if state.pool.owner_of(&live) != UNORDERED {
             drop(state);
-            return self.free_deferred(address);
+            return self.free_after_all_streams(address);
         }
         if !self.untrack(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         let State { depot, pool, .. } = &mut *state;
-        match depot.put(DeferredBlock::new(address, live, pool), pool) {
+        match depot.put(RelaxedBlock::new(address, live, pool), pool) {
             true => Ok(()),
             false => Err(UnknownPointer),
         }
@@ -145,10 +145,10 @@ impl Device {
 
     /// Frees a block that work on any stream may still use to the pool, which reuses it once all work of the
     /// device up to now has completed. Does not wait.
-    pub fn free_deferred(&self, address: u64) -> Result<(), UnknownPointer> {
+    pub fn free_after_all_streams(&self, address: u64) -> Result<(), UnknownPointer> {
         let mut state = self.state.lock();
         let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
-        if state.is_deferred(&live) || !self.untrack(&mut state, &live, address) {
+        if state.is_in_depot(&live) || !self.untrack(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         state.capture_users.remove(&address);
@@ -184,7 +184,7 @@ impl Device {
         key: StreamKey,
     ) -> Result<(), UnknownPointer> {
         let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
-        if state.is_deferred(&live) || !self.untrack(&mut state, &live, address) {
+        if state.is_in_depot(&live) || !self.untrack(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         state.capture_users.remove(&address);
@@ -223,7 +223,7 @@ impl Device {
                     // A default stream of another context has no handle here: it is the current context's.
                     synchronize_stream(&self.functions, key.handle);
                 }
-                self.free_deferred(address)
+                self.free_after_all_streams(address)
             }
         }
     }
@@ -240,7 +240,7 @@ impl Device {
             return false;
         };
         let cache = self.stream_caches.of(state.cache_of(&live));
-        !state.is_deferred(&live)
+        !state.is_in_depot(&live)
             && cache.is_none_or(|cache| !cache.holds(address))
             && !self.magazines.holds(&live, address, &state.depot.holders)
     }

@@ -40,16 +40,16 @@ impl Holders {
 
 /// A block whose free is deferred, or will be.
 #[derive(Clone, Copy)]
-pub struct DeferredBlock {
+pub struct RelaxedBlock {
     pub address: u64,
     pub live: LiveBlock,
     size: u64,
 }
 
-impl DeferredBlock {
+impl RelaxedBlock {
     /// Of a block in use that was looked up after the pool last changed.
     pub fn new(address: u64, live: LiveBlock, pool: &Pool<DriverGpu>) -> Self {
-        DeferredBlock {
+        RelaxedBlock {
             address,
             live,
             // The pool's size: the setting that rounds sizes up may have changed since the allocation.
@@ -66,7 +66,7 @@ impl DeferredBlock {
 
 #[derive(Default)]
 struct Batch {
-    blocks: Vec<DeferredBlock>,
+    blocks: Vec<RelaxedBlock>,
     bytes: u64,
 }
 
@@ -100,7 +100,7 @@ pub struct Depot {
     /// Closed batches, in the order of their events.
     waiting: VecDeque<(Event, Batch)>,
     /// Completed blocks by requested size.
-    ready: HashMap<u64, Vec<DeferredBlock>, BuildHasherDefault<SizeHasher>>,
+    ready: HashMap<u64, Vec<RelaxedBlock>, BuildHasherDefault<SizeHasher>>,
     ready_bytes: u64,
     /// Bytes of all deferred blocks.
     bytes: u64,
@@ -129,7 +129,7 @@ impl Depot {
 
     /// Adds a block that was looked up just now. False if it is deferred already.
     #[inline]
-    pub fn put(&mut self, block: DeferredBlock, pool: &mut Pool<DriverGpu>) -> bool {
+    pub fn put(&mut self, block: RelaxedBlock, pool: &mut Pool<DriverGpu>) -> bool {
         if !pool.mark_multi_stream(&block.live) {
             return false;
         }
@@ -148,31 +148,31 @@ impl Depot {
     pub fn add_waiting(
         &mut self,
         event: Event,
-        blocks: Vec<DeferredBlock>,
+        blocks: Vec<RelaxedBlock>,
         pool: &mut Pool<DriverGpu>,
     ) {
-        let bytes = self.mark_deferred(&blocks, pool);
+        let bytes = self.mark_in_depot(&blocks, pool);
         self.waiting.push_back((event, Batch { blocks, bytes }));
     }
 
     /// Adds blocks that no work uses any more.
-    pub fn add_ready(&mut self, blocks: Vec<DeferredBlock>, pool: &mut Pool<DriverGpu>) {
-        let bytes = self.mark_deferred(&blocks, pool);
+    pub fn add_ready(&mut self, blocks: Vec<RelaxedBlock>, pool: &mut Pool<DriverGpu>) {
+        let bytes = self.mark_in_depot(&blocks, pool);
         self.make_ready(Batch { blocks, bytes }, pool);
     }
 
     /// Marks blocks as deferred, which they are not yet. Returns their bytes.
-    fn mark_deferred(&mut self, blocks: &[DeferredBlock], pool: &mut Pool<DriverGpu>) -> u64 {
+    fn mark_in_depot(&mut self, blocks: &[RelaxedBlock], pool: &mut Pool<DriverGpu>) -> u64 {
         for block in blocks {
             pool.mark_multi_stream(&block.live);
         }
-        let bytes = blocks.iter().map(DeferredBlock::size).sum();
+        let bytes = blocks.iter().map(RelaxedBlock::size).sum();
         self.bytes += bytes;
         bytes
     }
 
     /// Allocates a block of exactly this size that no work uses any more.
-    pub fn take(&mut self, requested: u64, pool: &mut Pool<DriverGpu>) -> Option<DeferredBlock> {
+    pub fn take(&mut self, requested: u64, pool: &mut Pool<DriverGpu>) -> Option<RelaxedBlock> {
         let mut found = self.pop(requested);
         // No more batches than needed: with too many bytes ready, all of them go to the pool.
         while found.is_none() && self.advance(pool) {
@@ -188,7 +188,7 @@ impl Depot {
         Some(block)
     }
 
-    fn pop(&mut self, requested: u64) -> Option<DeferredBlock> {
+    fn pop(&mut self, requested: u64) -> Option<RelaxedBlock> {
         self.ready.get_mut(&requested)?.pop()
     }
 
@@ -254,7 +254,7 @@ impl Depot {
     }
 }
 
-fn free_to_pool(block: DeferredBlock, pool: &mut Pool<DriverGpu>) {
+fn free_to_pool(block: RelaxedBlock, pool: &mut Pool<DriverGpu>) {
     pool.clear_multi_stream(&block.live);
     // The pool knows it: it was looked up when it was set aside.
     let _ = pool.free(block.address);

@@ -12,7 +12,7 @@
 //! Locks: see the order at the top of the device module.
 
 use crate::core::{ALL_STREAMS, Event, Gpu, LiveBlock, Origin, Pool};
-use crate::device::depot::{BATCH, DeferredBlock, Depot, Holders, NO_MAGAZINE};
+use crate::device::depot::{BATCH, Depot, Holders, NO_MAGAZINE, RelaxedBlock};
 use crate::device::driver_gpu::DriverGpu;
 use crate::device::stream_cache::CacheHits;
 use crate::util::hash::fibonacci;
@@ -51,7 +51,7 @@ fn own_number() -> usize {
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Tracked {
-    block: DeferredBlock,
+    block: RelaxedBlock,
     /// The program has freed it.
     freed: bool,
 }
@@ -71,7 +71,7 @@ struct Batch {
 
 impl Batch {
     #[inline]
-    fn push(&mut self, slot: usize, block: &DeferredBlock) {
+    fn push(&mut self, slot: usize, block: &RelaxedBlock) {
         let requested = block.live.requested;
         if self.slots.is_empty() {
             (self.requested, self.mixed) = (requested, false);
@@ -334,7 +334,7 @@ impl Magazine {
 
     /// Tracks a block that was just allocated, unless its slots hold freed blocks, or it has more than
     /// `share` bytes.
-    pub fn track(&mut self, block: DeferredBlock, share: u64, holders: &mut Holders) {
+    pub fn track(&mut self, block: RelaxedBlock, share: u64, holders: &mut Holders) {
         if block.size() > share {
             return;
         }
@@ -409,11 +409,11 @@ impl Magazine {
     }
 
     /// The blocks of a batch, which are not tracked any more.
-    fn release(&mut self, batch: &mut Batch, holders: &mut Holders) -> Vec<DeferredBlock> {
+    fn release(&mut self, batch: &mut Batch, holders: &mut Holders) -> Vec<RelaxedBlock> {
         batch.bytes = 0;
         let slots = batch.slots.drain(..);
         let items = slots.filter_map(|slot| self.tracked[usize::from(slot)].take());
-        let blocks: Vec<DeferredBlock> = items.map(|item| item.block).collect();
+        let blocks: Vec<RelaxedBlock> = items.map(|item| item.block).collect();
         blocks
             .iter()
             .for_each(|block| holders.set(&block.live, NO_MAGAZINE));

@@ -116,7 +116,7 @@ struct State {
 impl State {
     /// Whether a block that is in use to the pool is a deferred free: one of no stream that is marked as used
     /// by several.
-    fn is_deferred(&self, live: &LiveBlock) -> bool {
+    fn is_in_depot(&self, live: &LiveBlock) -> bool {
         self.pool.owner_of(live) == UNORDERED && self.pool.is_multi_stream(live)
     }
 
@@ -144,6 +144,8 @@ pub struct Device {
     functions: Functions,
     properties: Arc<Properties>,
     ledger: Arc<Ledger>,
+    /// The `limit` of the settings in bytes, `u64::MAX` for none.
+    limit_of_settings: u64,
     /// The fraction of the device's memory that was last set as the limit; the bits of an `f64`.
     fraction: AtomicU64,
     /// Some allocations may go to private pools, or past the pool.
@@ -489,14 +491,12 @@ impl Device {
         )?;
         let properties = Arc::new(Properties::of(&functions, ordinal, devices)?);
         let ledger = Arc::new(Ledger::new());
-        let mut limit = settings.limit.map_or(u64::MAX, |limit| limit as u64);
-        if settings.per_process_memory_fraction < 1.0 {
-            limit = limit.min(limits::share(
-                settings.per_process_memory_fraction,
-                properties.total,
-            ));
-        }
-        ledger.set_limit(limit);
+        let limit_of_settings = settings.limit.map_or(u64::MAX, |limit| limit as u64);
+        ledger.set_limit(limits::effective_limit(
+            limit_of_settings,
+            settings.per_process_memory_fraction,
+            properties.total,
+        ));
         if settings.expandable_segments && properties.granularity == 0 {
             message::print(&format!(
                 "device {ordinal} ({}) cannot map memory: plain cudaMalloc segments are used there",
@@ -548,6 +548,7 @@ impl Device {
             functions,
             properties,
             ledger,
+            limit_of_settings,
             fraction: AtomicU64::new(settings.per_process_memory_fraction.to_bits()),
             routed: AtomicBool::new(false),
             permanent: Box::default(),
@@ -618,7 +619,7 @@ impl Device {
             return Ok(());
         }
         let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
-        if state.is_deferred(&live) || !self.untrack(&mut state, &live, address) {
+        if state.is_in_depot(&live) || !self.untrack(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         // A permanent stream is one of this device's.

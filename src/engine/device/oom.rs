@@ -55,7 +55,7 @@ impl Device {
         }
 
         // 5. Deferred frees, behind a wait for the device (counted as `syncs`).
-        if is_short(&result) && self.reclaim_deferred_locked(state) {
+        if is_short(&result) && self.reclaim_relaxed_locked(state) {
             state.pool.counters_mut().syncs += 1;
             if arena != SHARED_ARENA {
                 state.pool.trim_all(Some(key));
@@ -83,11 +83,11 @@ impl Device {
 
     /// Waits for the device and frees every deferred block to the pool. False if there is none, or waiting is
     /// not possible.
-    pub fn reclaim_deferred(&self) -> bool {
-        self.reclaim_deferred_locked(&mut self.lock_flushed())
+    pub fn reclaim_relaxed(&self) -> bool {
+        self.reclaim_relaxed_locked(&mut self.lock_flushed())
     }
 
-    fn reclaim_deferred_locked(&self, state: &mut State) -> bool {
+    fn reclaim_relaxed_locked(&self, state: &mut State) -> bool {
         let State { depot, pool, .. } = state;
         self.magazines.empty(depot, pool);
         let waited = depot.bytes() > 0 && pool.gpu_mut().synchronize();
@@ -100,7 +100,7 @@ impl Device {
     /// Releases all that can be released to the driver, after waiting for the device: where the driver has no
     /// memory for an allocation that is not the pool's.
     pub fn release_all(&self) {
-        self.reclaim_deferred();
+        self.reclaim_relaxed();
         self.empty_cache();
     }
 
