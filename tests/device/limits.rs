@@ -71,7 +71,7 @@ fn limit_can_be_lowered_and_lifted() {
     assert_eq!(device.limit(), Some(share));
     assert!(device.allocate(share as usize + (2 << 20), stream).is_err());
     device.set_memory_fraction(1.0);
-    assert_eq!(device.limit(), None);
+    assert_eq!(device.limit(), Some(GIB));
     bench.finish();
 }
 
