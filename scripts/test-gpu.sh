@@ -3,7 +3,9 @@
 # and then, where python3 has PyTorch, the cases of tests/torch with the library in
 # CONCERTINA_LIBRARY or target/release.
 #
-#   scripts/test-gpu.sh [BINARY [FILTER...]]
+#   scripts/test-gpu.sh [--gpus 2] [BINARY [FILTER...]]
+#
+# With --gpus 2 the jobs of tests/several_gpus run as well, on two GPUs over NCCL.
 #
 # BINARY is a built tests/device (`cargo test --test device --no-run`); without it, the newest one under
 # the target directory. FILTERs choose tests as the binary's own arguments do: on a machine with one
@@ -21,6 +23,15 @@ case ${1:-} in
 esac
 
 root=$(cd "$(dirname "$0")/.." && pwd)
+gpus=1
+if [ "${1:-}" = --gpus ]; then
+    gpus=${2:-}
+    [ "$gpus" = 1 ] || [ "$gpus" = 2 ] || {
+        echo "test-gpu.sh: --gpus '$gpus' makes no sense: 1 or 2" >&2
+        exit 2
+    }
+    shift 2
+fi
 binary=${1:-}
 if [ -z "$binary" ]; then
     target=${CARGO_TARGET_DIR:-$root/target}
@@ -69,4 +80,8 @@ if why=$(python3 -c "import torch" 2>&1); then
 else
     echo "PyTorch's cases could not be run: ${why##*$'\n'}"
 fi
-[ "$passed" -gt 0 ] && [ ${#skipped[@]} -eq 0 ] && [ ${#failed[@]} -eq 0 ] && [ "$torch" -eq 0 ]
+jobs=0
+if [ "$gpus" = 2 ]; then
+    python3 "$root/tests/several_gpus/run.py" || jobs=$?
+fi
+[ "$jobs" -eq 0 ] && [ "$passed" -gt 0 ] && [ ${#skipped[@]} -eq 0 ] && [ ${#failed[@]} -eq 0 ] && [ "$torch" -eq 0 ]

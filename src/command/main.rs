@@ -68,13 +68,14 @@ PyTorch gets it as its allocator.
 
   --library FILE  the built libconcertina.so (else CONCERTINA_LIBRARY, else the one beside this
                   command, in ../lib, or in the Python module that came with it)
-  --stats PATH    where the program leaves its statistics; %p in it is the process's number
+  --stats PATH    where the program leaves its statistics; %p in it is the process id, %r the
+                  rank, %h the host
   --relaxed       cudaFree returns at once, as with CONCERTINA_CONF=free:relaxed
   --limit SIZE    the most memory that the program may hold on each device: a whole number of MiB, or
                   a size such as 8GiB, 8.5G (which is GiB) or 300MB (which is 300 times 10^6 bytes)
   --verbose       each process that uses the GPU says in one line that concertina is on, and how
 
-CONCERTINA_CONF=key:value,key:value has further settings, which the README lists; options come before
+CONCERTINA_CONF=key:value,key:value has further settings, which docs/settings.md lists; options come before
 it. With CONCERTINA_DISABLE=1, COMMAND runs as without concertina.
 
 Exit status: that of COMMAND; 2 for a mistake in the options, in CONCERTINA_CONF or in the path of the

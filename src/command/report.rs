@@ -152,6 +152,8 @@ fn report_json(files: usize, names: &[String], processes: &[Value]) -> Value {
             "file": name,
             "host": process["host"],
             "rank": process["rank"],
+            "local_rank": process["local_rank"],
+            "world_size": process["world_size"],
             "pid": process["pid"],
             "command_line": process["command_line"],
             "used_gpu": devices.len() > 0,

@@ -82,8 +82,8 @@ pub enum Severity {
     Note,
     /// A mistake; the default is used.
     Mistake,
-    /// A mistake in a limit; by the default there is none.
-    Unlimited,
+    /// A mistake in a limit: the default would be no limit at all, so the program must not run.
+    LimitMistake,
 }
 
 impl Diagnostic {
@@ -181,7 +181,7 @@ impl Settings {
 /// unless it is about a limit.
 fn mistake(variable: &str, limits: bool, what: String) -> Diagnostic {
     let severity = match limits {
-        true => Severity::Unlimited,
+        true => Severity::LimitMistake,
         false if variable == VARIABLES[0] => Severity::Mistake,
         false => Severity::Note,
     };
@@ -196,13 +196,31 @@ fn unknown(variable: &str, key: &str, value: &str) -> Diagnostic {
         true => format!("the keys are {}", keys()),
         false => format!("did you mean {}?", names.join(" or ")),
     };
-    let limits = similar.iter().any(|setting| setting.limits);
+    // A size or a share of a key that is unlike any may have been meant as a limit. In PyTorch's variables it may be
+    // a newer PyTorch's.
+    let maybe_limit = variable == VARIABLES[0] && similar.is_empty();
+    let limits = similar.iter().any(|setting| setting.limits)
+        || maybe_limit && (is_size(value) || is_share(value));
     let (key, value) = (printable(key), printable(value));
     mistake(
         variable,
         limits,
         format!("{key}:{value} makes no sense: there is no such key; {help}"),
     )
+}
+
+/// Whether a text is a size with a unit, such as 8G.
+fn is_size(text: &str) -> bool {
+    text.ends_with(|it: char| it.is_ascii_alphabetic()) && size(text, 1).is_some()
+}
+
+/// Whether a text is a share, such as 0.5 or 50%.
+fn is_share(text: &str) -> bool {
+    let share = text
+        .strip_suffix('%')
+        .and_then(|it| it.trim().parse::<f64>().ok());
+    let share = share.or_else(|| text.parse().ok().filter(|_| text.contains('.')));
+    share.is_some_and(|it| (0.0..=100.0).contains(&it))
 }
 
 /// The settings that an unknown key may have been meant for: those with the smallest edit distance, or else

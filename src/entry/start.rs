@@ -63,7 +63,7 @@ fn check_environment() {
     let preloaded = preload::is_on();
     // Any program may be preloaded: PyTorch's variables do not matter until PyTorch is attached.
     let worst = check_settings(preloaded);
-    if preloaded && worst == Some(Severity::Unlimited) {
+    if preloaded && worst == Some(Severity::LimitMistake) {
         // SAFETY: nothing of the program has run yet that would have to be ended.
         unsafe { libc::_exit(2) };
     }

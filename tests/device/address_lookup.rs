@@ -53,7 +53,7 @@ fn address_lookup_in_a_private_pool_finds_its_contiguous_memory() {
     assert_eq!(device.base_of(freed), None);
     // IPC shares the same range for any address in it.
     for address in [freed, live + MIB] {
-        let shared = device.share_tensor(address).expect("memory");
+        let shared = device.ipc_block_of_tensor(address).expect("memory");
         assert_eq!((shared.start, shared.offset), (start, 0));
     }
     bench.free(live);

@@ -51,7 +51,7 @@ mod sim_only {
     fn in_a_process_of_its_own(name: &str) -> bool {
         const UNSEEN: &str = "CONCERTINA_TEST_UNSEEN";
         if std::env::var_os(UNSEEN).is_some() {
-            captures::expect_unseen();
+            captures::expect_unannounced();
             return true;
         }
         let test = std::env::current_exe().expect("a test has a path");

@@ -24,7 +24,7 @@ fn live(device: &Device) -> u64 {
 pub fn finish(bench: &Bench) {
     bench.gpu.settle();
     let device = bench.device();
-    device.reclaim_deferred();
+    device.reclaim_relaxed();
     assert_eq!(live(device), 0);
     identities(&device.figures());
     assert_eq!(device.check(), Ok(()));
@@ -113,7 +113,11 @@ fn free_relaxed_block_is_unknown_at_once() {
             assert_eq!(device.find(block + 1), None);
             for _ in 0..2 {
                 assert_eq!(device.free_relaxed(*block), Err(UnknownPointer), "twice");
-                assert_eq!(device.free_deferred(*block), Err(UnknownPointer), "twice");
+                assert_eq!(
+                    device.free_after_all_streams(*block),
+                    Err(UnknownPointer),
+                    "twice"
+                );
             }
             thread::scope(|scope| {
                 let again = scope.spawn(|| device.free_relaxed(*block)).join();
@@ -127,7 +131,7 @@ fn free_relaxed_block_is_unknown_at_once() {
     assert_eq!(device.free_completed(block), Ok(()));
     assert_eq!(device.free_relaxed(block), Err(UnknownPointer));
     let block = device.allocate_relaxed(size as usize).expect("memory");
-    assert_eq!(device.free_deferred(block), Ok(()));
+    assert_eq!(device.free_after_all_streams(block), Ok(()));
     assert_eq!(device.free_relaxed(block), Err(UnknownPointer));
     finish(&bench);
 }
@@ -182,7 +186,7 @@ fn free_relaxed_memory_is_waited_for_under_a_limit() {
         }
     }
     // A stream may have all of it, too.
-    assert!(device.reclaim_deferred());
+    assert!(device.reclaim_relaxed());
     let stream = bench.gpu.stream();
     let block = device.allocate(64 << 20, stream).expect("memory");
     assert_eq!(device.free(block, stream), Ok(()));

@@ -24,7 +24,7 @@ pub mod sim_only {
     struct Slow(Gpu);
 
     impl Supplier for Slow {
-        fn supply(&self, bytes: u64) -> Option<u64> {
+        fn allocate(&self, bytes: u64) -> Option<u64> {
             thread::yield_now();
             let mut address = 0;
             // SAFETY: `address` outlives the call.
@@ -32,7 +32,7 @@ pub mod sim_only {
             Some(address)
         }
 
-        fn take_back(&self, address: u64) {
+        fn free(&self, address: u64) {
             thread::yield_now();
             // SAFETY: allocated above, and not freed.
             ok(unsafe { (self.0.functions.cuMemFree_v2)(address) });

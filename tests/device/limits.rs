@@ -71,7 +71,29 @@ fn limit_can_be_lowered_and_lifted() {
     assert_eq!(device.limit(), Some(share));
     assert!(device.allocate(share as usize + (2 << 20), stream).is_err());
     device.set_memory_fraction(1.0);
-    assert_eq!(device.limit(), None);
+    assert_eq!(device.limit(), Some(GIB));
+    bench.finish();
+}
+
+/// The limit that a person sets holds whatever share the program sets.
+#[test]
+fn limit_of_the_settings_is_not_lifted_by_a_memory_fraction() {
+    let settings = Settings {
+        limit: Some(64 << 20),
+        ..Settings::default()
+    };
+    let bench = Bench::new(settings);
+    let device = bench.device();
+    for fraction in [1.0, 0.9] {
+        device.set_memory_fraction(fraction);
+        assert_eq!(device.limit(), Some(64 * MIB));
+        assert_eq!(device.memory_fraction(), fraction);
+    }
+    let share = 16 * MIB;
+    device.set_memory_fraction(share as f64 / device.total_bytes() as f64);
+    assert!(device.limit().is_some_and(|limit| limit <= share));
+    device.set_memory_fraction(1.0);
+    assert_eq!(device.limit(), Some(64 * MIB));
     bench.finish();
 }
 

@@ -71,7 +71,7 @@ mod sim_only {
             let of_shared_arena = try_allocate(bench, 30 * MIB, b);
             if let Some(shared) = blocks.first() {
                 assert_eq!(device.record_use(*shared, b), Ok(()));
-                let _ = device.share(*shared);
+                let _ = device.ipc_block(*shared);
             }
             if let Some(block) = blocks.pop() {
                 bench.free(block);
@@ -149,7 +149,7 @@ mod sim_only {
     }
 
     impl Supplier for Source {
-        fn supply(&self, bytes: u64) -> Option<u64> {
+        fn allocate(&self, bytes: u64) -> Option<u64> {
             let mut address = 0;
             // SAFETY: `address` outlives the call.
             let status =
@@ -159,7 +159,7 @@ mod sim_only {
                 address
             })
         }
-        fn take_back(&self, address: u64) {
+        fn free(&self, address: u64) {
             let known = self.out.lock().expect("no panic").remove(&address);
             assert!(known.is_some(), "{address:#x} is not out");
             // SAFETY: allocated above, and not freed. A failure on demand happens once.

@@ -254,7 +254,7 @@ fn record_stream_of_another_devices_stream_defers_an_unordered_free() {
     gpu.fill(block, size, 2, other_device);
     assert_eq!(bench.device().record_use(block, other_device), Ok(()));
     bench.forget(block);
-    assert_eq!(bench.device().free_deferred(block), Ok(()));
+    assert_eq!(bench.device().free_after_all_streams(block), Ok(()));
     let other = bench.allocate(size, home);
     gpu.fill(other, size, 3, home);
     gpu.settle();

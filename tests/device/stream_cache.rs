@@ -89,7 +89,11 @@ fn stream_cache_blocks_are_unknown_to_address_lookup() {
             assert_eq!(device.find(address), None);
             assert_eq!(device.find(address + 1), None);
             assert!(!device.is_allocated(address));
-            assert_eq!(device.free_deferred(address), Err(UnknownPointer), "twice");
+            assert_eq!(
+                device.free_after_all_streams(address),
+                Err(UnknownPointer),
+                "twice"
+            );
         }
     }
     bench.finish();

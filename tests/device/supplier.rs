@@ -39,7 +39,7 @@ impl Source {
 }
 
 impl Supplier for Source {
-    fn supply(&self, bytes: u64) -> Option<u64> {
+    fn allocate(&self, bytes: u64) -> Option<u64> {
         let mut out = self.out.lock().expect("no panic");
         if out.values().sum::<u64>() + bytes > self.most {
             return None;
@@ -51,7 +51,7 @@ impl Supplier for Source {
         Some(address)
     }
 
-    fn take_back(&self, address: u64) {
+    fn free(&self, address: u64) {
         let known = self.out.lock().expect("no panic").remove(&address);
         assert!(known.is_some(), "{address:#x} is not out");
         // SAFETY: allocated above, and not freed.

@@ -69,7 +69,7 @@ pub struct Case {
     pub settings: &'static str,
     /// How many allocations the pool is to serve; `None` where the process writes no statistics.
     pub pool_serves: Option<u64>,
-    /// Behaviours (`is_broken` in the library): when one is broken, the program has to print something else.
+    /// Behaviours (`mutation::is_on` in the library): when one is broken, the program has to print something else.
     pub notices_broken: &'static [&'static str],
     /// The linker's option for the runtime.
     pub runtime: &'static str,

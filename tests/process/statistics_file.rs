@@ -107,7 +107,8 @@ fn statistics_file_with_a_relative_path_is_relative_to_the_start() {
 fn statistics_file_names_host_rank_and_command_line() {
     scratch!(scratch, file);
     let mut command = c("exit", &file);
-    command.env("RANK", "7");
+    command.env("RANK", "7").env("LOCAL_RANK", "3");
+    command.env("WORLD_SIZE", "").env("SLURM_NTASKS", "8");
     assert_eq!(exits(command, 3), "");
     let stats = read(&file);
     let host = fs::read_to_string("/proc/sys/kernel/hostname").expect("Linux has it");
@@ -115,6 +116,10 @@ fn statistics_file_names_host_rank_and_command_line() {
     assert_eq!(
         (&stats["rank"], &stats["used_gpu"]),
         (&7.into(), &true.into())
+    );
+    assert_eq!(
+        (&stats["local_rank"], &stats["world_size"]),
+        (&3.into(), &8.into())
     );
     assert_eq!(stats["command_line"][2], "exit", "{stats}");
     assert_eq!(exits(c("exit", &file), 3), "");

@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -80,6 +81,26 @@ def run(job, under, port, limit):
     return result
 
 
+def print_table(found, under):
+    """Step time, reserved and used memory of each job, under each allocator; the median of the rounds."""
+    print(f"\n{'job':24}" + "".join(f"{name:>28}" for name in under))
+    print(f"{'':24}" + f"{'step ms / reserved / used':>28}" * len(under))
+    for job, results in found.items():
+        cells = []
+        for name in under:
+            done = [it for it in results.get(name, []) if "failed" not in it]
+            if len(done) < len(results.get(name, [])):
+                cells.append("FAILED")
+            elif not done:
+                cells.append("-")
+            else:
+                steps = [it["step_ms"] for it in done if "step_ms" in it]
+                step = f"{statistics.median(steps):.1f}" if steps else "-"
+                memory = [round(statistics.median(it[key] for it in done)) for key in ("reserved_mib", "device_used_mib")]
+                cells.append(f"{step} / {memory[0]} / {memory[1]}")
+        print(f"{job:24}" + "".join(f"{cell:>28}" for cell in cells))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=" ".join(JOBS))
@@ -111,6 +132,7 @@ def main():
                 failed += "failed" in result and under in ("run", "install")
                 if options.out:
                     options.out.write_text(json.dumps(found, indent=1))
+    print_table(found, options.under)
     print(f"\n{failed} runs under concertina failed")
     return failed > 0
 

@@ -1,4 +1,4 @@
-//! The graph that a capture makes, as the driver tells of it while it grows. To ask breaks no capture.
+//! The graph of a capture under way: its nodes and their dependencies. Queries of it break no capture.
 
 use crate::device::context::current;
 use crate::driver::Functions;
@@ -6,23 +6,23 @@ use crate::driver::sys::{CUgraphNode, CUstream, CUstreamCaptureStatus};
 use std::collections::HashSet;
 use std::ptr::{null, null_mut};
 
-/// A node, by its handle. It means nothing once its capture has ended.
+/// A graph node's handle, which is valid until its capture ends.
 pub type Node = usize;
 
-/// Where a captured stream stands.
+/// A captured stream's position in the graph.
 pub struct Front {
-    /// The capture's number, which no other of the process ever has.
+    /// The capture's id, unique in the process.
     pub capture: u64,
-    /// What the stream does next comes after all of these.
+    /// The nodes that the stream's next node will depend on.
     pub nodes: Vec<Node>,
 }
 
-/// Where a stream (by handle) stands in the graph that it is captured into. `None` where it is not
-/// captured, its capture is broken, or the driver does not tell, as where an edge of the graph is more
-/// than an order (`CUDA_ERROR_LOSSY_QUERY`: kernels that start before the one before them ends).
+/// The position of a stream (by handle) in the graph that it is captured into. `None` if it is not captured,
+/// its capture is broken, or the driver does not tell: an edge with data, as of programmatic dependent
+/// launches, is `CUDA_ERROR_LOSSY_QUERY`.
 pub fn front(functions: &Functions, context: usize, stream: u64) -> Option<Front> {
     let _current = current(functions, context);
-    // A number: a newer driver may answer with one that the enum does not know.
+    // Not the enum: a newer driver may return a value that it does not have.
     let mut status = 0_u32;
     let (mut capture, mut nodes, mut count) = (0, null(), 0);
     // SAFETY: the outputs are locals, and null is allowed for the others; the enum is 32 bits wide. The
@@ -42,8 +42,8 @@ pub fn front(functions: &Functions, context: usize, stream: u64) -> Option<Front
     if answer != 0 || status != active || (nodes.is_null() && count > 0) {
         return None;
     }
-    // SAFETY: so many nodes may be read until the stream is used again, which is what the calling thread
-    // would do after this.
+    // SAFETY: the driver returned `count` nodes, valid until the stream is used again, which is what the
+    // calling thread does after this.
     let node = |at| unsafe { *nodes.add(at) } as Node;
     Some(Front {
         capture,
@@ -51,9 +51,8 @@ pub fn front(functions: &Functions, context: usize, stream: u64) -> Option<Front
     })
 }
 
-/// Adds these nodes to a set, and all that come before them but for what comes before those that are in
-/// it already.
-pub fn add_all_before(
+/// Adds nodes and all their ancestors to a set. The ancestors of a node in the set are taken to be in it.
+pub fn add_ancestors(
     functions: &Functions,
     context: usize,
     nodes: Vec<Node>,
@@ -63,16 +62,16 @@ pub fn add_all_before(
     let mut open = nodes;
     while let Some(node) = open.pop() {
         if known.insert(node) {
-            open.extend(before(functions, node));
+            open.extend(dependencies(functions, node));
         }
     }
 }
 
-/// The nodes that a node of a capture under way depends on; none where the driver does not tell.
-fn before(functions: &Functions, node: Node) -> Vec<Node> {
+/// The nodes that a node depends on; none if the driver does not tell.
+fn dependencies(functions: &Functions, node: Node) -> Vec<Node> {
     let ask = |nodes: *mut CUgraphNode, count: &mut usize| {
         let none = null_mut();
-        // SAFETY: a node of a graph that is being captured; null, or room for so many.
+        // SAFETY: a node of a graph that is being captured; null, or room for `count` nodes.
         unsafe {
             (functions.cuGraphNodeGetDependencies_v2)(node as CUgraphNode, nodes, none, count)
         }

@@ -1,31 +1,31 @@
 //! Blocks that several streams of one capture use (`graph_capture_record_stream_reuse`).
 //!
-//! No work of a capture runs yet, so that no event says when a freed block is unused. Its graph does: what
-//! comes after the last node of each stream that used the block may have it again. A freed block notes
-//! where those streams stand; once the graph says that all these nodes come before what the block's own
-//! stream does next, that stream has the block again, in this capture. No node is added to the graph.
+//! The work of a capture does not run yet, so no event tells when a freed block is unused. The graph does: a
+//! node that depends on the last node of each stream that used the block may use it again. With a freed block
+//! the last nodes of those streams are kept; once the next node of the block's own stream depends on all of
+//! them, that stream may allocate the block again within the capture. No node is added to the graph.
 //!
-//! That rests on what every reuse on a stream of its own rests on: nobody takes back what a captured stream
-//! comes after (`cuStreamUpdateCaptureDependencies` with `CU_STREAM_SET_CAPTURE_DEPENDENCIES`). And as with
-//! PyTorch's own allocator, a stream that was recorded has to live until the block is freed.
+//! Like every reuse on one stream in a capture, this assumes that no dependency of a captured stream is
+//! removed (`cuStreamUpdateCaptureDependencies` with `CU_STREAM_SET_CAPTURE_DEPENDENCIES`). As with PyTorch's
+//! own allocator, a stream that was recorded has to exist until the block is freed.
 
 use crate::core::{LiveBlock, Pool, StreamKey, Unknown};
-use crate::device::capture_graph::{Node, add_all_before, front};
+use crate::device::capture_graph::{Node, add_ancestors, front};
 use crate::device::driver_gpu::DriverGpu;
 use crate::device::{Device, State};
 use std::collections::{HashMap, HashSet};
 
-/// The streams of a capture that use a block which is in use.
+/// The streams of a capture that use a block in use.
 pub struct CaptureUsers {
-    /// The capture's number.
+    /// The capture's id.
     capture: u64,
-    /// Handles, the block's own stream's not among them.
+    /// Their handles, without the block's own stream.
     streams: Vec<u64>,
 }
 
-/// A block that was freed, and waits for other streams.
+/// A freed block that waits for other streams.
 struct Freed {
-    /// What the pool calls it.
+    /// The block in the pool.
     name: u64,
     capture: u64,
     /// The block's own stream, by handle.
@@ -34,11 +34,11 @@ struct Freed {
     last: Vec<Node>,
 }
 
-/// What is known of captures under way, where the setting asks for it.
+/// Reuse within captures under way, if the setting is on.
 pub struct CaptureReuse {
     reuse: bool,
     freed: Vec<Freed>,
-    /// What comes before all that a stream of a capture does from now on.
+    /// The nodes that the next node of a captured stream depends on, also indirectly.
     behind: HashMap<(u64, u64), HashSet<Node>>,
 }
 
@@ -51,33 +51,33 @@ impl CaptureReuse {
         }
     }
 
-    /// Whether anything is to be known.
+    /// Whether the setting is on.
     pub fn reuse(&self) -> bool {
         self.reuse
     }
 
-    /// What was freed in captures and not taken back waits as all freed blocks do.
-    fn forget(&mut self) {
+    /// Ends reuse within captures: blocks that were freed in them wait as others do.
+    fn clear(&mut self) {
         self.freed.clear();
         self.behind.clear();
     }
 }
 
 impl Device {
-    /// Whether blocks are reused within a capture that other streams of it have used.
+    /// Turns the setting on or off.
     pub(super) fn set_capture_reuse(state: &mut State, reuse: bool) {
         if std::mem::replace(&mut state.capture_reuse.reuse, reuse) != reuse {
             Device::clear_capture_reuse(state);
         }
     }
 
-    /// No stream is captured any more, or nothing is to be made of it.
+    /// To be called when no stream is captured any more.
     pub(super) fn clear_capture_reuse(state: &mut State) {
-        state.capture_reuse.forget();
+        state.capture_reuse.clear();
         state.capture_users.clear();
     }
 
-    /// Notes that a stream uses a block, in the pool and, where it is of a capture, here.
+    /// Records that a stream uses a block in the pool, and if it is captured also here.
     #[cold]
     pub(super) fn record_use_in_capture(
         &self,
@@ -93,7 +93,7 @@ impl Device {
         Ok(())
     }
 
-    /// Another stream was recorded on a block; `first` says that none was before.
+    /// Adds a stream that uses a block; `first` if it is the first one but the block's own.
     fn add_capture_user(&self, state: &mut State, address: u64, stream: u64, first: bool) {
         let front = front(&self.functions, self.properties.context, stream);
         let here = front.map(|front| front.capture);
@@ -106,13 +106,13 @@ impl Device {
         match state.capture_users.get_mut(&address) {
             Some(users) if here == Some(users.capture) && users.streams.contains(&stream) => {}
             Some(users) if here == Some(users.capture) => users.streams.push(stream),
-            // A use outside the capture is no node of its graph.
+            // A use outside the capture is not in its graph.
             Some(_) => drop(state.capture_users.remove(&address)),
             None => {}
         }
     }
 
-    /// A block has just been freed that streams of a capture use, and waits.
+    /// Keeps the last nodes of the streams that used a block that was just freed in a capture.
     pub(super) fn defer_in_capture(
         &self,
         state: &mut State,
@@ -138,10 +138,9 @@ impl Device {
         }
     }
 
-    /// A captured stream is about to allocate: it gets back what it freed and other streams used, as far
-    /// as its next work comes after theirs.
-    ///
-    /// Asks the driver once for each node that has come before the stream's work since it last did.
+    /// To be called before a captured stream allocates: its freed blocks are free again if its next node
+    /// depends on the last nodes of the other streams that used them. Queries the driver once for each node
+    /// that the stream has come to depend on since the last call.
     pub(crate) fn reuse_joined(
         &self,
         branches: &mut CaptureReuse,
@@ -157,7 +156,7 @@ impl Device {
         };
         let capture = front.capture;
         let behind = branches.behind.entry((capture, stream)).or_default();
-        add_all_before(&self.functions, context, front.nodes, behind);
+        add_ancestors(&self.functions, context, front.nodes, behind);
         branches.freed.retain(|it| {
             let joined = (it.owner, it.capture) == (stream, capture)
                 && it.last.iter().all(|node| behind.contains(node));

@@ -1,9 +1,9 @@
-//! Streams in capture, as far as somebody sees them begin and end, and the calls that a capture forbids.
+//! Stream captures under way, and the driver calls that would break them.
 //!
-//! An event on a whole context ends every capture of the context, in whatever mode, and so does a wait for
-//! it (`cuCtxRecordEvent`, `cuCtxSynchronize`). Who sees captures begin says so before the driver is asked
-//! to, and waits for the calls of that kind that are under way; these are short and wait for nothing. Where
-//! captures begin unseen no such call is ever made.
+//! An event of the whole context, or a wait for it (`cuCtxRecordEvent`, `cuCtxSynchronize`), breaks every
+//! capture of the context in any mode. A hook that sees a capture start announces it with [`begin`] before
+//! the driver is called, and waits there for such calls under way; these are short and wait for nothing.
+//! Where captures may start unannounced no such call is ever made.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -11,54 +11,53 @@ use std::time::{Duration, Instant};
 /// Captures under way, or about to begin.
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 
-/// Threads in a call that would end a capture.
+/// Threads in a call that would break a capture.
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 
-/// Captures may begin that nobody announces.
-static UNSEEN: AtomicBool = AtomicBool::new(false);
+/// Whether captures may start unannounced.
+static UNANNOUNCED: AtomicBool = AtomicBool::new(false);
 
-/// How long a capture waits for such calls. The driver may hold one up where a stream's queue is full.
-const LONGEST: Duration = Duration::from_millis(200);
+/// How long [`begin`] waits for such calls: the driver may hold one up while a stream's queue is full.
+const LONGEST_WAIT: Duration = Duration::from_millis(200);
 
-/// A capture is about to begin. Returns when no call is under way that would end it.
+/// Announces that a capture is about to start. Returns once no call is under way that would break it.
 pub fn begin() {
     CAPTURES.fetch_add(1, SeqCst);
     let began = Instant::now();
-    while CALLS.load(SeqCst) > 0 && began.elapsed() < LONGEST {
+    while CALLS.load(SeqCst) > 0 && began.elapsed() < LONGEST_WAIT {
         std::thread::yield_now();
     }
 }
 
-/// A capture has ended, or did not begin.
+/// Announces that a capture has ended, or did not start.
 pub fn end() {
     CAPTURES.fetch_sub(1, SeqCst);
 }
 
-/// Whether any stream is known to be in capture. One relaxed load.
+/// Whether an announced capture is under way. One relaxed load.
 #[inline]
 pub fn is_on() -> bool {
     CAPTURES.load(Relaxed) > 0
 }
 
-/// From now on captures may begin that nobody announces: by CUDA's own calls, in a process in which no
-/// library stands between these and the driver.
-pub fn expect_unseen() {
-    UNSEEN.store(true, Relaxed);
+/// From now on captures may start unannounced: in a process whose calls of the driver are not hooked.
+pub fn expect_unannounced() {
+    UNANNOUNCED.store(true, Relaxed);
 }
 
-/// Whether captures may begin that nobody announces.
-pub fn are_unseen() -> bool {
-    UNSEEN.load(Relaxed)
+/// Whether captures may start unannounced.
+pub fn may_be_unannounced() -> bool {
+    UNANNOUNCED.load(Relaxed)
 }
 
-/// Held while a call is made that would end a capture: none begins meanwhile.
+/// Held during a call that would break a capture: none starts meanwhile.
 pub struct NoCapture(());
 
 impl NoCapture {
-    /// `None` where a stream is being captured, or may be.
+    /// `None` if a capture is, or may be, under way.
     #[inline]
     pub fn hold() -> Option<NoCapture> {
-        if are_unseen() {
+        if may_be_unannounced() {
             return None;
         }
         CALLS.fetch_add(1, SeqCst);

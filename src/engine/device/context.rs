@@ -28,8 +28,8 @@ pub struct Properties {
 /// A device's name and its memory in bytes, without taking it up.
 pub fn name_and_bytes(functions: &Functions, ordinal: i32) -> (String, usize) {
     let (mut device, mut name, mut total) = (0, [0; 128], 0);
-    // SAFETY: every pointer is to a local that outlives its call; the name is bounded by the length
-    // given, and ends in a NUL.
+    // SAFETY: every pointer is to a local that outlives its call; the name is bounded by the length given,
+    // and ends in a NUL.
     let name = unsafe {
         if (functions.cuDeviceGet)(&mut device, ordinal) == 0 {
             (functions.cuDeviceGetName)(name.as_mut_ptr(), name.len() as i32 - 1, device);
@@ -41,8 +41,8 @@ pub fn name_and_bytes(functions: &Functions, ordinal: i32) -> (String, usize) {
 }
 
 impl Properties {
-    /// Asks the driver. The primary context is retained for good: it is the one that the CUDA
-    /// runtime, and so PyTorch, works in.
+    /// Asks the driver. The primary context is retained for good: it is the one that the CUDA runtime, and so
+    /// PyTorch, works in.
     pub fn of(functions: &Functions, ordinal: i32, devices: i32) -> Result<Self, String> {
         let failed = |what: &str, status| {
             format!(
@@ -134,8 +134,7 @@ pub fn allocation_properties(
     exportable: bool,
     rdma: bool,
 ) -> CUmemAllocationProp {
-    // SAFETY: the structure is plain data for which zeros are valid; CUDA asks for zeros in what
-    // is not set.
+    // SAFETY: the structure is plain data for which zeros are valid; CUDA asks for zeros in what is not set.
     let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
     properties.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location = location(device);

@@ -1,9 +1,13 @@
-//! What a program's own CUDA calls ask of a device: memory as `cudaMalloc` and `cudaMallocAsync` hand
-//! it out, and what can be asked about it.
+//! The promises of `cudaMalloc`, `cudaMallocAsync` and their frees, kept over the pool: for the functions of
+//! CUDA that the preloaded library interposes.
+//!
+//! `cudaFree` waits for the device, and then calls [`Device::free_completed`]; with `free:relaxed` it defers
+//! the free instead ([`Device::free_relaxed`]). `cudaFreeAsync` frees in the order of a stream
+//! ([`Device::free_on_stream`]).
 
 use crate::core::{ALL_STREAMS, Allocation, BlockInfo, Origin, SHARED_ARENA, StreamKey, UNORDERED};
 use crate::device::captures;
-use crate::device::depot::DeferredBlock;
+use crate::device::depot::RelaxedBlock;
 use crate::device::exported;
 use crate::device::live_streams::LiveStreams;
 use crate::device::stream_cache::CacheKey;
@@ -13,47 +17,47 @@ use crate::device::{Device, OutOfMemory, State, UnknownPointer};
 use crate::util::lock::Guard;
 use std::mem::replace;
 
-/// How much of a device a process uses, as its own calls show it.
+/// Bytes of a device that the process uses, as CUDA's own queries show them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryInUse {
-    /// Bytes of the blocks in use, whoever asked for them.
+    /// Bytes of all blocks in use.
     pub live: u64,
-    /// Bytes of those that the allocator's own functions were asked for.
+    /// Bytes of those that the allocator's own functions allocated.
     pub live_of_allocator: u64,
-    /// Bytes held from the driver.
+    /// Bytes reserved from the driver.
     pub reserved: u64,
 }
 
 impl Device {
-    /// The primary context that the device's memory is used in, as the driver's handle.
+    /// The driver's handle of the device's primary context.
     pub fn context(&self) -> usize {
         self.properties.context
     }
 
-    /// [`Device::allocate`] for CUDA's functions, on a stream whose key is known. Never from a private pool: a
-    /// library that calls cudaMalloc knows nothing of the pool that a thread's tensors go to.
+    /// [`Device::allocate`] for CUDA's functions, on a stream by its key. Never from a private pool: those
+    /// are for tensors.
     #[inline(always)]
     pub fn allocate_on_stream(&self, size: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
         self.allocate_block(size, key, Origin::Cuda)
     }
 
-    /// Hands out `size` bytes that any stream may use at once.
+    /// Allocates `size` bytes that any stream may use at once (`cudaMalloc`).
     #[inline]
     pub fn allocate_unordered(&self, size: usize) -> Result<u64, Box<OutOfMemory>> {
         self.allocate_on_stream(size, UNORDERED)
     }
 
-    /// Takes back a block that no work uses any more: the caller has waited for it.
+    /// Frees a block that no work uses any more: the caller has waited for it.
     #[inline]
     pub fn free_completed(&self, address: u64) -> Result<(), UnknownPointer> {
         self.free_cached(address, CacheKey::of(UNORDERED, Origin::Cuda))
     }
 
-    /// The same, from blocks that were set aside first ([`Device::free_relaxed`]); where there is no other
-    /// memory, after waiting for all of them.
+    /// [`Device::allocate_unordered`] with `free:relaxed`: first from deferred frees of the same size whose
+    /// work has completed.
     ///
-    /// Costs one lock that no other thread takes where this one has given back blocks of the same size,
-    /// else the device's.
+    /// Costs one lock that no other thread takes if this one has freed blocks of the same size, else the
+    /// device's.
     #[inline]
     pub fn allocate_relaxed(&self, size: usize) -> Result<u64, Box<OutOfMemory>> {
         let taken = self.magazines.own().take(size as u64);
@@ -63,6 +67,7 @@ impl Device {
         }
     }
 
+    /// The thread's magazine has no ready block of the size: its next batches, the depot, the pool.
     #[inline(never)]
     fn allocate_from_depot(&self, size: usize) -> Result<u64, Box<OutOfMemory>> {
         let requested = size as u64;
@@ -76,7 +81,7 @@ impl Device {
                 }
             }
             if let Some(block) = depot.take(requested, pool) {
-                own.know(block, self.magazines.share(), &mut depot.holders);
+                own.track(block, self.magazines.share(), &mut depot.holders);
                 return Ok(block.address);
             }
         }
@@ -85,17 +90,17 @@ impl Device {
         let mut own = self.magazines.own();
         let live = state.pool.find_live(address);
         if let Some(live) = live.filter(|it| state.pool.owner_of(it) == UNORDERED) {
-            let block = DeferredBlock::new(address, live, &state.pool);
+            let block = RelaxedBlock::new(address, live, &state.pool);
             let holders = &mut state.depot.holders;
-            own.know(block, self.magazines.share(), holders);
+            own.track(block, self.magazines.share(), holders);
         }
         Ok(address)
     }
 
-    /// Takes back a block that work on any stream may still use: it is handed out again, for a request
-    /// of the same size, once all work of the device up to now is done. Does not wait.
+    /// Frees a block that work on any stream may still use (`cudaFree` with `free:relaxed`): it is allocated
+    /// again, for the same size, once all work of the device up to now has completed. Does not wait.
     ///
-    /// Costs one lock that no other thread takes where this one was handed the block, else the device's.
+    /// Costs one lock that no other thread takes if this thread allocated the block, else the device's.
     #[inline]
     pub fn free_relaxed(&self, address: u64) -> Result<(), UnknownPointer> {
         let mut own = self.magazines.own();
@@ -105,44 +110,45 @@ impl Device {
         }
         if own.is_full(self.magazines.share()) {
             drop(own);
-            self.close_own();
+            self.close_batch();
         }
         Ok(())
     }
 
-    /// Puts an event behind what the calling thread has given back.
+    /// Records an event behind the calling thread's latest frees.
     #[inline(never)]
-    fn close_own(&self) {
+    fn close_batch(&self) {
         let mut state = self.state.lock();
         let mut own = self.magazines.own();
         let State { depot, pool, .. } = &mut *state;
         own.close(self.magazines.share(), depot, pool);
     }
 
+    /// The thread's magazine does not track the block: it goes to the depot.
     #[inline(never)]
     fn free_to_depot(&self, address: u64) -> Result<(), UnknownPointer> {
         let mut state = self.state.lock();
         let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
         if state.pool.owner_of(&live) != UNORDERED {
             drop(state);
-            return self.free_deferred(address);
+            return self.free_after_all_streams(address);
         }
-        if !self.forget_cached(&mut state, &live, address) {
+        if !self.untrack(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         let State { depot, pool, .. } = &mut *state;
-        match depot.put(DeferredBlock::new(address, live, pool), pool) {
+        match depot.put(RelaxedBlock::new(address, live, pool), pool) {
             true => Ok(()),
             false => Err(UnknownPointer),
         }
     }
 
-    /// Takes back a block that work on any stream may still use: it is not used again before all work
-    /// of the device up to now is done. Does not wait.
-    pub fn free_deferred(&self, address: u64) -> Result<(), UnknownPointer> {
+    /// Frees a block that work on any stream may still use to the pool, which reuses it once all work of the
+    /// device up to now has completed. Does not wait.
+    pub fn free_after_all_streams(&self, address: u64) -> Result<(), UnknownPointer> {
         let mut state = self.state.lock();
         let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
-        if state.is_deferred(&live) || !self.forget_cached(&mut state, &live, address) {
+        if state.is_in_depot(&live) || !self.untrack(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         state.capture_users.remove(&address);
@@ -152,12 +158,12 @@ impl Device {
             .map_err(|_| UnknownPointer)
     }
 
-    /// Takes back a block in the order of the stream: that stream's later work may use the
-    /// memory again where it was allocated on the same stream; otherwise once this one's work up to now is done.
+    /// Frees a block in the order of a stream (`cudaFreeAsync`). If it was allocated on the same stream, that
+    /// stream may get it again at once; else it is reused once this stream's work up to now has completed.
     #[inline]
     pub fn free_on_stream(&self, address: u64, key: StreamKey) -> Result<(), UnknownPointer> {
         if let Some(mut cache) = self.stream_caches.of(CacheKey::of(key, Origin::Cuda))
-            && cache.is_of(key)
+            && cache.is_of_stream(key)
             && cache.put(address)
         {
             return Ok(());
@@ -170,7 +176,7 @@ impl Device {
         }
     }
 
-    /// The same of a block of another stream.
+    /// [`Device::free_on_stream`] for a block of another stream.
     fn free_in_order_of(
         &self,
         mut state: Guard<'_, State>,
@@ -178,11 +184,11 @@ impl Device {
         key: StreamKey,
     ) -> Result<(), UnknownPointer> {
         let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
-        if state.is_deferred(&live) || !self.forget_cached(&mut state, &live, address) {
+        if state.is_in_depot(&live) || !self.untrack(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         state.capture_users.remove(&address);
-        // Memory of no stream's may be used on any of the device's.
+        // A block of no stream may be in use on any stream of the device.
         let unordered = state.pool.owner_of(&live) == UNORDERED;
         let mut used = Ok(());
         if unordered {
@@ -195,7 +201,7 @@ impl Device {
             .map_err(|_| UnknownPointer)
     }
 
-    /// The same in the order of a stream of another device or context.
+    /// [`Device::free_on_stream`] with a stream of another device or context.
     pub fn free_on_foreign_stream(
         &self,
         address: u64,
@@ -214,61 +220,61 @@ impl Device {
             }
             None => {
                 if !captures::is_on() {
-                    // Another context's default stream has no name here: it is the current one's.
+                    // A default stream of another context has no handle here: it is the current context's.
                     synchronize_stream(&self.functions, key.handle);
                 }
-                self.free_deferred(address)
+                self.free_after_all_streams(address)
             }
         }
     }
 
-    /// Whether a block in use starts at `address`. Asks the driver nothing.
+    /// Whether a block in use starts at `address`. Does not call the driver.
     pub fn is_allocated(&self, address: u64) -> bool {
         self.is_allocated_in(&self.state.lock(), address)
     }
 
-    /// The same under the device's lock. What lies on a stream cache, or is set aside, is in use to the pool, and
-    /// not to the program.
+    /// [`Device::is_allocated`] under the device's lock. Blocks in stream caches and deferred frees are in
+    /// use to the pool, but not to the program.
     fn is_allocated_in(&self, state: &State, address: u64) -> bool {
         let Some(live) = state.pool.find_live(address) else {
             return false;
         };
         let cache = self.stream_caches.of(state.cache_of(&live));
-        !state.is_deferred(&live)
-            && cache.is_none_or(|cache| !cache.has(address))
-            && !self.magazines.has(&live, address, &state.depot.holders)
+        !state.is_in_depot(&live)
+            && cache.is_none_or(|cache| !cache.holds(address))
+            && !self.magazines.holds(&live, address, &state.depot.holders)
     }
 
-    /// The block in use around an address, which need not be its start.
+    /// The block in use that contains an address.
     pub fn find(&self, address: u64) -> Option<BlockInfo> {
         let state = self.state.lock();
         let found = state.pool.block_around(address);
         found.filter(|it| self.is_allocated_in(&state, it.start))
     }
 
-    /// What a program that asks about an address is to take for the allocation around it.
+    /// The allocation that contains an address, as CUDA's queries show it to the program.
     pub fn allocation(&self, address: u64) -> Option<Allocation> {
         let state = self.state.lock();
         let found = state.pool.allocation_around(address);
         found.filter(|it| it.private || self.is_allocated_in(&state, it.found.start))
     }
 
-    /// Whether to the driver the byte at `address` belongs to an allocation of the pool's, which it
-    /// would free as a whole: a plain segment.
+    /// Whether `address` is in a plain segment, which the driver takes for one allocation and would free as a
+    /// whole.
     pub fn is_in_segment(&self, address: u64) -> bool {
         let state = self.lock_flushed();
         state.pool.is_plain() && state.pool.holds(address)
     }
 
-    /// Every block in use that was allocated in the order of a stream.
-    pub fn stream_ordered(&self) -> Vec<u64> {
+    /// The addresses of the blocks in use that were allocated in the order of a stream.
+    pub fn stream_ordered_blocks(&self) -> Vec<u64> {
         let state = self.lock_flushed();
         let blocks = state.pool.blocks_in_use();
         let ordered = blocks.filter(Device::is_stream_ordered);
         ordered.map(|block| block.start).collect()
     }
 
-    /// Whether the block was allocated in the order of a stream.
+    /// Whether a block was allocated in the order of a stream (`cudaMallocAsync`).
     pub fn is_stream_ordered(found: &BlockInfo) -> bool {
         found.stream != UNORDERED
     }
@@ -281,7 +287,7 @@ impl Device {
         ordered.map(|block| block.size).sum()
     }
 
-    /// What is in use and held now.
+    /// Bytes in use and reserved now.
     pub fn usage(&self) -> MemoryInUse {
         let state = self.lock_flushed();
         let counters = state.pool.counters();
@@ -293,9 +299,9 @@ impl Device {
         }
     }
 
-    /// Counts `bytes` that the program is to get from the driver itself towards the limit, for which
-    /// all that is free is given back if need be. False where that would be beyond it. Where nothing
-    /// `may_wait`, the pool keeps what is free, and that counts as well.
+    /// Counts `bytes` that the program is about to allocate from the driver itself towards the limit. False
+    /// if they are beyond it. If need be free memory is released first, but only if it `may_wait` for the
+    /// GPU.
     pub fn reserve_unpooled(&self, bytes: u64, may_wait: bool) -> bool {
         let ledger = &self.ledger;
         if may_wait && !ledger.allows(bytes) {
@@ -309,8 +315,7 @@ impl Device {
         admitted
     }
 
-    /// A block that any stream may use at once, of what is free and idle: the driver is asked nothing, as in
-    /// a capture. `None` where there is none.
+    /// Allocates a completed free block without calling the driver, as in a capture. `None` if there is none.
     pub fn allocate_completed(&self, size: usize) -> Option<u64> {
         let mut state = self.lock_flushed();
         let (requested, bytes) = (size as u64, state.block_size(size));
@@ -321,27 +326,27 @@ impl Device {
         allocated.map(|it| it.address)
     }
 
-    /// The program has given so many of them back.
+    /// Counts `bytes` less as allocated from the driver itself.
     pub fn release_unpooled(&self, bytes: u64) {
         let _state = self.state.lock();
-        let outside = self.ledger.unpooled();
-        self.ledger.set_unpooled(outside.saturating_sub(bytes));
+        let unpooled = self.ledger.unpooled();
+        self.ledger.set_unpooled(unpooled.saturating_sub(bytes));
     }
 
-    /// Bytes that are counted so.
+    /// Bytes that are counted as allocated from the driver itself.
     pub fn unpooled_bytes(&self) -> u64 {
         self.ledger.unpooled()
     }
 
-    /// Waits for all work of the device, on every stream, and breaks no capture. The driver's status, 0 for
-    /// success. Threads that wait at the same time share the driver's wait.
+    /// Waits for all work of the device, without breaking a capture. Returns the driver's status, 0 for
+    /// success. Threads that wait at the same time share one wait.
     #[inline]
     pub fn synchronize(&self) -> u32 {
         self.synchronize_or(false)
     }
 
-    /// The same, but that while a stream is being captured the answer depends on who asks, as that of the
-    /// driver's own `cuMemFree` does.
+    /// [`Device::synchronize`] for `cuMemFree`: during a capture the status depends on the calling thread's
+    /// capture mode, as the driver's own does.
     #[inline]
     pub fn synchronize_as_free(&self) -> u32 {
         self.synchronize_or(true)
@@ -358,10 +363,10 @@ impl Device {
         }
     }
 
-    /// Takes back every block and gives all memory back to the driver: the context that they were
-    /// used in ends. `ended` says that it has, and all its work with it.
+    /// Frees every block and releases all memory to the driver, as the context ends (`cudaDeviceReset`).
+    /// `ended`: it has ended already, and all its work with it.
     pub fn reset(&self, ended: bool) {
-        let take_back = |state: &mut State| {
+        let free_cached = |state: &mut State| {
             self.flush_caches(state);
             let State { depot, pool, .. } = state;
             depot.free_all(pool);
@@ -371,23 +376,23 @@ impl Device {
         self.permanent.clear();
         self.live_streams.clear();
         LiveStreams::created().clear();
-        take_back(&mut state);
+        free_cached(&mut state);
         let blocks: Vec<BlockInfo> = state.pool.blocks_in_use().collect();
         for block in blocks {
             exported::revoke(block.start);
             while let Some(live) = state.pool.find_live(block.start) {
-                if self.forget_cached(&mut state, &live, block.start) {
+                if self.untrack(&mut state, &live, block.start) {
                     state.pool.free_live(live);
                 } else {
-                    // Freed since, it lies on a stream cache or in a magazine, which would hand it out once more.
-                    take_back(&mut state);
+                    // It was freed meanwhile to a stream cache or magazine, which would allocate it again.
+                    free_cached(&mut state);
                 }
             }
         }
         state.capture_users.clear();
         state.pool.gpu_mut().ended = ended;
         Device::free_all_uncached(&mut state);
-        // What the driver refuses once is asked again.
+        // A release that fails is tried once more.
         for _ in 0..2 {
             state.pool.trim_all(None);
             state.pool.gpu_mut().retry_pending_releases();

@@ -1,32 +1,58 @@
 //! The depot: deferred frees of a device (`free:relaxed`) that are in no thread's magazine.
 //!
-//! Work on any stream may still use a deferred block. The depot collects them in batches, with one event of the
-//! whole device behind each, because an event costs more than an allocation and a free. Once it has completed, the
-//! blocks are allocated again for the same size. To the pool a deferred block is in use, and marked as used by
-//! several streams.
+//! Work on any stream may still use a deferred block. The depot collects them in batches, with one event of
+//! the whole device behind each, because an event costs more than an allocation and a free. Once it has
+//! completed, the blocks are allocated again for the same size. To the pool a deferred block is in use, and
+//! marked as used by several streams.
 
 use crate::core::{ALL_STREAMS, Class, Event, Gpu, LiveBlock, Origin, Pool};
 use crate::device::driver_gpu::DriverGpu;
-use crate::device::magazine::{BATCH, Holders};
 use crate::util::hash::fibonacci;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A block that the program has freed, or that a magazine may get when it is.
+/// Blocks behind one event, at most: in the depot and in each magazine.
+pub const BATCH: usize = 128;
+
+/// The number of no magazine; they count from 1.
+pub const NO_MAGAZINE: u8 = 0;
+
+/// The number of the magazine that tracks each block, by the block's index in the pool. Under the device's
+/// lock.
+#[derive(Default)]
+pub struct Holders(Vec<u8>);
+
+impl Holders {
+    /// Sets the magazine that tracks a block.
+    pub fn set(&mut self, live: &LiveBlock, number: u8) {
+        if self.0.len() <= live.index() {
+            self.0.resize(live.index() + 1, NO_MAGAZINE);
+        }
+        self.0[live.index()] = number;
+    }
+
+    /// The magazine that tracks a block; [`NO_MAGAZINE`] if none does.
+    #[inline]
+    pub fn of(&self, live: &LiveBlock) -> u8 {
+        self.0.get(live.index()).copied().unwrap_or(NO_MAGAZINE)
+    }
+}
+
+/// A block whose free is deferred, or will be.
 #[derive(Clone, Copy)]
-pub struct DeferredBlock {
+pub struct RelaxedBlock {
     pub address: u64,
     pub live: LiveBlock,
     size: u64,
 }
 
-impl DeferredBlock {
-    /// A block in use, which was looked up since the pool was last changed.
+impl RelaxedBlock {
+    /// Of a block in use that was looked up after the pool last changed.
     pub fn new(address: u64, live: LiveBlock, pool: &Pool<DriverGpu>) -> Self {
-        DeferredBlock {
+        RelaxedBlock {
             address,
             live,
-            // As the pool accounts it, whatever sizes were rounded up to when it was allocated.
+            // The pool's size: the setting that rounds sizes up may have changed since the allocation.
             size: pool.size_of(address).unwrap_or(live.requested),
         }
     }
@@ -40,15 +66,15 @@ impl DeferredBlock {
 
 #[derive(Default)]
 struct Batch {
-    blocks: Vec<DeferredBlock>,
+    blocks: Vec<RelaxedBlock>,
     bytes: u64,
 }
 
-/// Hashes sizes: by one multiplication, since nobody chooses them to collide.
+/// Hashes sizes, by one multiplication.
 #[derive(Default)]
-struct Spread(u64);
+struct SizeHasher(u64);
 
-impl Hasher for Spread {
+impl Hasher for SizeHasher {
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.write_u64(u64::from(*byte));
@@ -67,22 +93,23 @@ impl Hasher for Spread {
 
 /// The deferred blocks of one device.
 pub struct Depot {
-    /// Bytes behind one event, and bytes that are kept for their sizes.
+    /// The most bytes behind one event, and the most that are ready.
     limit: u64,
+    /// The latest frees, without an event yet.
     open: Batch,
-    /// In the order of their events.
+    /// Closed batches, in the order of their events.
     waiting: VecDeque<(Event, Batch)>,
-    /// Idle blocks by the size that was asked for.
-    ready: HashMap<u64, Vec<DeferredBlock>, BuildHasherDefault<Spread>>,
+    /// Completed blocks by requested size.
+    ready: HashMap<u64, Vec<RelaxedBlock>, BuildHasherDefault<SizeHasher>>,
     ready_bytes: u64,
-    /// Bytes of all of them.
+    /// Bytes of all deferred blocks.
     bytes: u64,
-    /// Which threads' magazines know which of the other blocks.
+    /// Which magazines track which of the other blocks.
     pub holders: Holders,
 }
 
 impl Depot {
-    /// For a device with so many bytes of memory.
+    /// The depot of a device with `total` bytes of memory.
     pub fn new(total: u64) -> Self {
         Depot {
             limit: (total / 512).max(32 << 20),
@@ -102,7 +129,7 @@ impl Depot {
 
     /// Adds a block that was looked up just now. False if it is deferred already.
     #[inline]
-    pub fn put(&mut self, block: DeferredBlock, pool: &mut Pool<DriverGpu>) -> bool {
+    pub fn put(&mut self, block: RelaxedBlock, pool: &mut Pool<DriverGpu>) -> bool {
         if !pool.mark_multi_stream(&block.live) {
             return false;
         }
@@ -121,33 +148,33 @@ impl Depot {
     pub fn add_waiting(
         &mut self,
         event: Event,
-        blocks: Vec<DeferredBlock>,
+        blocks: Vec<RelaxedBlock>,
         pool: &mut Pool<DriverGpu>,
     ) {
-        let bytes = self.mark_deferred(&blocks, pool);
+        let bytes = self.mark_in_depot(&blocks, pool);
         self.waiting.push_back((event, Batch { blocks, bytes }));
     }
 
     /// Adds blocks that no work uses any more.
-    pub fn add_ready(&mut self, blocks: Vec<DeferredBlock>, pool: &mut Pool<DriverGpu>) {
-        let bytes = self.mark_deferred(&blocks, pool);
+    pub fn add_ready(&mut self, blocks: Vec<RelaxedBlock>, pool: &mut Pool<DriverGpu>) {
+        let bytes = self.mark_in_depot(&blocks, pool);
         self.make_ready(Batch { blocks, bytes }, pool);
     }
 
     /// Marks blocks as deferred, which they are not yet. Returns their bytes.
-    fn mark_deferred(&mut self, blocks: &[DeferredBlock], pool: &mut Pool<DriverGpu>) -> u64 {
+    fn mark_in_depot(&mut self, blocks: &[RelaxedBlock], pool: &mut Pool<DriverGpu>) -> u64 {
         for block in blocks {
             pool.mark_multi_stream(&block.live);
         }
-        let bytes = blocks.iter().map(DeferredBlock::size).sum();
+        let bytes = blocks.iter().map(RelaxedBlock::size).sum();
         self.bytes += bytes;
         bytes
     }
 
     /// Allocates a block of exactly this size that no work uses any more.
-    pub fn take(&mut self, requested: u64, pool: &mut Pool<DriverGpu>) -> Option<DeferredBlock> {
+    pub fn take(&mut self, requested: u64, pool: &mut Pool<DriverGpu>) -> Option<RelaxedBlock> {
         let mut found = self.pop(requested);
-        // No more batches than are needed, so that what is kept for its size stays little.
+        // No more batches than needed: with too many bytes ready, all of them go to the pool.
         while found.is_none() && self.advance(pool) {
             found = self.pop(requested);
         }
@@ -161,14 +188,14 @@ impl Depot {
         Some(block)
     }
 
-    fn pop(&mut self, requested: u64) -> Option<DeferredBlock> {
+    fn pop(&mut self, requested: u64) -> Option<RelaxedBlock> {
         self.ready.get_mut(&requested)?.pop()
     }
 
     /// Makes the oldest batch ready if its event has completed. Returns whether it has.
     fn advance(&mut self, pool: &mut Pool<DriverGpu>) -> bool {
-        let passed = |(event, _): &(Event, Batch)| pool.gpu_mut().has_completed(*event);
-        if !self.waiting.front().is_some_and(passed) {
+        let completed = |(event, _): &(Event, Batch)| pool.gpu_mut().has_completed(*event);
+        if !self.waiting.front().is_some_and(completed) {
             return false;
         }
         let Some((event, batch)) = self.waiting.pop_front() else {
@@ -227,7 +254,7 @@ impl Depot {
     }
 }
 
-fn free_to_pool(block: DeferredBlock, pool: &mut Pool<DriverGpu>) {
+fn free_to_pool(block: RelaxedBlock, pool: &mut Pool<DriverGpu>) {
     pool.clear_multi_stream(&block.live);
     // The pool knows it: it was looked up when it was set aside.
     let _ = pool.free(block.address);

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-/// Something that the driver would not take back.
+/// A release that the driver refused.
 #[derive(Clone, Copy)]
 enum PendingRelease {
     Chunk {
@@ -30,7 +30,7 @@ enum PendingRelease {
         address: u64,
         size: u64,
     },
-    /// A mapping of a chunk, or of several of another process's.
+    /// A mapping of a chunk, or of several imported ones.
     Mapping {
         address: u64,
         size: u64,
@@ -56,29 +56,28 @@ pub struct DriverGpu {
     /// Streams of other devices, with their contexts, and events recorded on those.
     foreign: HashMap<StreamKey, usize>,
     foreign_events: HashMap<Event, usize>,
-    /// A stream of ours through which work of the legacy default stream is waited for, and made to wait: to
-    /// touch that one itself would end a capture on any stream that synchronizes with it.
+    /// A stream of ours that events are recorded on, and waits queued on, in place of the legacy default
+    /// stream: a call with that one would break a capture on any stream that synchronizes with it.
     beside_default: usize,
-    /// What the driver did not take back when it was asked to; asked again before more is taken, and
-    /// when all is given back.
+    /// Releases that the driver refused; tried again before growth, and when all memory is released.
     pending_releases: Vec<PendingRelease>,
-    /// A stream is being captured: nothing may wait or ask.
+    /// Whether a stream is being captured: nothing may wait or query events.
     pub capturing: bool,
-    /// The same, but only while memory is found for the stream that is.
-    attending: bool,
-    /// The stream that memory is wanted on just now. It exists.
-    wanted_on: Option<StreamKey>,
-    /// Chunks are made for all that the device can do with them.
+    /// Whether the stream of the request that is being served is captured, or may be.
+    requester_captured: bool,
+    /// The stream of the request that is being served. It exists.
+    requesting: Option<StreamKey>,
+    /// Whether chunks are created with every capability of the device.
     with_extras: bool,
-    /// What time counts from.
+    /// Where the clock starts.
     made: Instant,
-    /// What other processes may ask for.
+    /// Spans that other processes may import.
     pub spans: Spans,
-    /// The context is gone, and all its work with it: there is nothing to wait for.
+    /// The context has ended, and all its work with it: there is nothing to wait for.
     pub ended: bool,
     /// Events for waits for the whole device.
     waits: Arc<Mutex<Events>>,
-    /// Streams that exist.
+    /// Streams known to exist.
     live: Arc<LiveStreams>,
 }
 
@@ -110,8 +109,8 @@ impl DriverGpu {
             beside_default: 0,
             pending_releases: Vec::new(),
             capturing: false,
-            attending: false,
-            wanted_on: None,
+            requester_captured: false,
+            requesting: None,
             with_extras: true,
             made: Instant::now(),
             spans: Spans::default(),
@@ -121,14 +120,14 @@ impl DriverGpu {
         }
     }
 
-    /// A counted call in the device's context.
+    /// Makes a counted call in the device's context.
     fn call(&self, call: Call, body: impl FnOnce(&Functions) -> u32) -> u32 {
         let _current = current(&self.functions, self.properties.context);
         let _relaxed = RelaxedMode::enter(&self.functions);
         self.ledger.call(call, || body(&self.functions))
     }
 
-    /// Notes that a stream is of another device, whose context this is.
+    /// Adds a stream of another device, with its context.
     pub fn add_foreign_stream(&mut self, stream: StreamKey, context: usize) {
         self.foreign.insert(stream, context);
     }
@@ -146,7 +145,7 @@ impl DriverGpu {
         Some(self.beside_default).filter(|stream| *stream != 0)
     }
 
-    /// Records an event on a stream that exists. `None` where it is being captured.
+    /// Records an event on a stream that exists. `None` if it is being captured.
     fn record_on(&mut self, stream: usize, foreign: Option<usize>) -> Option<Event> {
         let context = foreign.unwrap_or(self.properties.context);
         let functions = self.functions;
@@ -165,7 +164,7 @@ impl DriverGpu {
         let status = self.ledger.call(Call::Record, || unsafe {
             (functions.cuEventRecord)(event as CUevent, stream as CUstream)
         });
-        // Where a capture began in between, the event is part of it: to ask it would end the capture.
+        // If a capture has started meanwhile the event is part of it: to query it would break the capture.
         if status != 0 || is_captured() {
             // SAFETY: an event of ours that nobody waits for.
             unsafe { (functions.cuEventDestroy_v2)(event as CUevent) };
@@ -213,8 +212,9 @@ impl DriverGpu {
         }))
     }
 
-    /// The same where the driver does not give it to all of them: only the device itself, which comes first,
-    /// has to have it. Those that are refused are not tried again, but for want of memory.
+    /// Gives access to each device in turn, where the driver refuses it to all at once: only the device
+    /// itself, which comes first, has to have it. A device that is refused is not tried again, unless memory
+    /// ran out.
     #[cold]
     fn set_access_one_by_one(&mut self, address: u64, size: u64) -> Result<(), Refusal> {
         static SAID: AtomicBool = AtomicBool::new(false);
@@ -252,8 +252,8 @@ impl DriverGpu {
         Ok(handle)
     }
 
-    /// Whether a mapping that the driver did not take down holds this: it goes after that. A chunk's memory
-    /// is the device's again only without a mapping.
+    /// Whether a mapping that could not be unmapped is in the way, so that this has to be released after it.
+    /// A chunk's memory is free only without a mapping.
     fn is_held(&self, what: PendingRelease) -> bool {
         self.pending_releases
             .iter()
@@ -269,8 +269,8 @@ impl DriverGpu {
             })
     }
 
-    /// Gives something back, now or later.
-    fn give_back(&mut self, what: PendingRelease) {
+    /// Releases something to the driver, or keeps it in `pending_releases` if that fails.
+    fn release_or_keep(&mut self, what: PendingRelease) {
         if self.is_held(what) {
             self.pending_releases.push(what);
             return;
@@ -299,12 +299,12 @@ impl DriverGpu {
             }
         };
         match what {
-            // It went with its context. Asked again later, the driver would take back what is there by then.
-            PendingRelease::Segment { size, .. } if self.ended => self.ledger.give(size),
+            // It is gone with its context. A later call might release what is at the address by then.
+            PendingRelease::Segment { size, .. } if self.ended => self.ledger.subtract(size),
             PendingRelease::Imported { .. } if self.ended => {}
             _ if status != 0 => self.pending_releases.push(what),
             PendingRelease::Chunk { size, .. } | PendingRelease::Segment { size, .. } => {
-                self.ledger.give(size)
+                self.ledger.subtract(size)
             }
             PendingRelease::Mapping { .. }
             | PendingRelease::Addresses { .. }
@@ -312,38 +312,38 @@ impl DriverGpu {
         }
     }
 
-    /// Takes down what is mapped of another process's memory in a range that was reserved for it: its first
-    /// `mapped` bytes. Nothing uses it any more.
-    pub fn unmap_shared(&mut self, address: u64, mapped: u64, size: u64) {
+    /// Unmaps imported memory, the first `mapped` bytes of a range that was reserved for it, and frees the
+    /// range. Nothing uses it any more.
+    pub fn unmap_imported(&mut self, address: u64, mapped: u64, size: u64) {
         self.retry_pending_releases();
         if mapped > 0 {
-            self.give_back(PendingRelease::Mapping {
+            self.release_or_keep(PendingRelease::Mapping {
                 address,
                 size: mapped,
                 chunk: None,
             });
         }
-        self.give_back(PendingRelease::Addresses { address, size });
+        self.release_or_keep(PendingRelease::Addresses { address, size });
     }
 
-    /// Lets go of the handle of a chunk of another process's, which counts its bytes.
-    pub fn release_shared(&mut self, chunk: Handle) {
-        self.give_back(PendingRelease::Chunk {
+    /// Releases the handle of an imported chunk.
+    pub fn release_imported(&mut self, chunk: Handle) {
+        self.release_or_keep(PendingRelease::Chunk {
             handle: chunk,
             size: 0,
         });
     }
 
-    /// Closes a plain segment of another process once.
+    /// Closes an imported plain segment once.
     pub fn close_segment(&mut self, address: u64) {
         self.retry_pending_releases();
-        self.give_back(PendingRelease::Imported { address });
+        self.release_or_keep(PendingRelease::Imported { address });
     }
 
-    /// Tries once more what could not be given back.
+    /// Tries the pending releases once more.
     pub fn retry_pending_releases(&mut self) {
         for what in std::mem::take(&mut self.pending_releases) {
-            self.give_back(what);
+            self.release_or_keep(what);
         }
     }
 
@@ -362,7 +362,7 @@ impl Gpu for DriverGpu {
         self.properties.granularity
     }
 
-    /// Eight times the device's memory: addresses cost next to nothing, and moving uses them up.
+    /// Eight times the device's memory: addresses cost next to nothing, and remapping uses them up.
     fn reach(&self) -> u64 {
         (self.properties.total * 8).next_power_of_two().max(1 << 32)
     }
@@ -394,18 +394,18 @@ impl Gpu for DriverGpu {
             self.with_extras && rdma,
         );
         if self.with_extras && matches!(created, Err(Refusal::Failed(_))) {
-            // Some systems say that the device can do more than they then let it.
+            // Some systems report capabilities that they then refuse.
             created = self.try_create(size, false, false);
             self.with_extras = created.is_err();
         }
         let handle = created?;
-        self.ledger.take(size);
+        self.ledger.add(size);
         Ok(handle)
     }
 
     fn release(&mut self, chunk: Handle, size: u64) {
         self.spans.remove_part(chunk);
-        self.give_back(PendingRelease::Chunk {
+        self.release_or_keep(PendingRelease::Chunk {
             handle: chunk,
             size,
         });
@@ -421,7 +421,7 @@ impl Gpu for DriverGpu {
     }
 
     fn unreserve(&mut self, address: u64, size: u64) {
-        self.give_back(PendingRelease::Addresses { address, size });
+        self.release_or_keep(PendingRelease::Addresses { address, size });
     }
 
     fn map(&mut self, address: u64, size: u64, chunk: Handle) -> Result<(), Refusal> {
@@ -434,7 +434,7 @@ impl Gpu for DriverGpu {
             result = self.set_access_one_by_one(address, size);
         }
         if result.is_err() {
-            self.give_back(PendingRelease::Mapping {
+            self.release_or_keep(PendingRelease::Mapping {
                 address,
                 size,
                 chunk: Some(chunk),
@@ -456,8 +456,8 @@ impl Gpu for DriverGpu {
         }
         self.retry_pending_releases();
         let mut address = 0;
-        // A capture on any stream forbids the call, unless this thread says that it knows better:
-        // the memory is no part of the graph. PyTorch's allocator does the same.
+        // Forbidden during a capture unless the thread is in relaxed mode: the memory is no part of the
+        // graph. PyTorch's allocator does the same.
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: `address` and `mode` outlive the calls; the second exchange undoes the first.
         refusal(self.call(Call::Alloc, |f| unsafe {
@@ -466,13 +466,13 @@ impl Gpu for DriverGpu {
             (f.cuThreadExchangeStreamCaptureMode)(&mut mode);
             status
         }))?;
-        self.ledger.take(size);
+        self.ledger.add(size);
         Ok(address)
     }
 
     fn free(&mut self, address: u64, size: u64) {
         self.spans.remove_part(address);
-        self.give_back(PendingRelease::Segment { address, size });
+        self.release_or_keep(PendingRelease::Segment { address, size });
     }
 
     fn now(&self) -> u64 {
@@ -484,10 +484,10 @@ impl Gpu for DriverGpu {
 
     fn set_requesting_stream(&mut self, stream: Option<StreamKey>) {
         let context = self.properties.context;
-        self.attending = stream.is_some_and(|stream| {
+        self.requester_captured = stream.is_some_and(|stream| {
             is_capturing(&self.functions, context, stream.handle) != Some(false)
         });
-        self.wanted_on = stream;
+        self.requesting = stream;
     }
 
     fn has_several_streams(&self) -> bool {
@@ -495,7 +495,7 @@ impl Gpu for DriverGpu {
     }
 
     fn is_idle(&mut self, stream: StreamKey) -> bool {
-        // To ask a stream that is being captured would end the capture.
+        // To query a stream that is being captured would break the capture.
         let Some(_no_capture) = NoCapture::hold().filter(|_| self.may_wait()) else {
             return false;
         };
@@ -509,10 +509,10 @@ impl Gpu for DriverGpu {
             }) == 0
         };
         match stream.handle {
-            // To ask the default stream may end a capture that its device's other streams are in.
+            // To query the default stream may break a capture of the device's other streams.
             0 | u64::MAX => false,
             PER_THREAD => stream.id == thread_number() && is_idle(PER_THREAD),
-            handle if self.wanted_on == Some(stream) => is_idle(handle),
+            handle if self.requesting == Some(stream) => is_idle(handle),
             handle => {
                 let asked = self.live.with(stream, || is_idle(handle));
                 let asked =
@@ -538,7 +538,7 @@ impl Gpu for DriverGpu {
             PER_THREAD => None,
             handle => {
                 let foreign = self.foreign.get(&stream).copied();
-                match self.wanted_on == Some(stream) {
+                match self.requesting == Some(stream) {
                     true => self.record_on(handle as usize, foreign),
                     false => {
                         let live = self.live.clone();
@@ -564,12 +564,12 @@ impl Gpu for DriverGpu {
     }
 
     fn stream_wait_event(&mut self, event: Event, stream: StreamKey) -> bool {
-        // No one stream's wait holds up all that may use memory of no stream's.
+        // A block of no stream may be used by any stream: to make one stream wait is not enough.
         if stream == UNORDERED || !self.may_wait() {
             return false;
         }
         let no_capture = NoCapture::hold();
-        if no_capture.is_none() && !captures::are_unseen() {
+        if no_capture.is_none() && !captures::may_be_unannounced() {
             return false;
         }
         let handle = match stream.handle {
@@ -598,8 +598,8 @@ impl Gpu for DriverGpu {
     }
 
     fn may_wait(&self) -> bool {
-        // Calls that another thread's capture forbids are made in other ways then, or not at all.
-        !self.capturing && !self.attending
+        // In a capture, also another thread's, calls that it forbids are avoided.
+        !self.capturing && !self.requester_captured
     }
 
     fn synchronize(&mut self) -> bool {
@@ -627,8 +627,8 @@ impl Gpu for DriverGpu {
 }
 
 impl DriverGpu {
-    /// Lets go of the events that are kept to be used again, and of the stream beside the default one. They
-    /// belong to a context, and go with it where it has `ended`.
+    /// Destroys the cached events and the stream in place of the default one. If the context has `ended` they
+    /// are gone with it.
     pub fn drop_events(&mut self, ended: bool) {
         let _current = current(&self.functions, self.properties.context);
         self.events.drop_all(&self.functions, ended);

@@ -1,6 +1,7 @@
-//! Allocations whose IPC handle the program has asked for (`cudaIpcGetMemHandle`). The handle of an
-//! allocation by `cudaMalloc` is valid until the program frees it, also if its address is allocated again
-//! later. That of a tensor is valid as long as the span that it lies in.
+//! Exported allocations: those whose IPC handle the program has asked for (`cudaIpcGetMemHandle`).
+//!
+//! The handle of an allocation by `cudaMalloc` is valid until the program frees it, also if its address is
+//! allocated again later. That of a tensor is valid as long as the span that it lies in.
 
 use crate::device::spans::IpcError;
 use crate::util::message;
@@ -23,17 +24,17 @@ pub struct Exported {
     span: u64,
 }
 
-/// By address.
+/// Exported allocations in use, by address.
 static EXPORTED: Mutex<Option<HashMap<u64, Exported>>> = Mutex::new(None);
-/// An allocation has been exported.
+/// Whether an allocation was ever exported.
 static ANY: AtomicBool = AtomicBool::new(false);
-/// A tensor has been exported.
+/// Whether a tensor was ever exported.
 static ANY_TENSOR: AtomicBool = AtomicBool::new(false);
-/// Another process has imported something.
+/// Whether another process has imported something.
 static IMPORTED: AtomicBool = AtomicBool::new(false);
 
-/// Exports the allocation at `address`, which lies in `span`; under the same number and secret until it is
-/// freed.
+/// Exports the allocation at `address`, which lies in the span of that number. Until it is freed, every call
+/// returns the same number and secret.
 pub fn export(address: u64, span: u64) -> Result<Exported, IpcError> {
     static NEXT: AtomicU64 = AtomicU64::new(FIRST_ALLOCATION);
     let mut exported = EXPORTED.lock();
@@ -51,8 +52,8 @@ pub fn export(address: u64, span: u64) -> Result<Exported, IpcError> {
     Ok(new)
 }
 
-/// Notes that a tensor has been exported.
-pub fn note_tensor() {
+/// Remembers that a tensor was exported, for `explain_if_unimported`.
+pub fn mark_tensor() {
     ANY_TENSOR.store(true, Relaxed);
 }
 
@@ -67,8 +68,8 @@ pub fn revoke(address: u64) {
     }
 }
 
-/// To be called when the process ends. If it has exported memory that no process has imported, the others may
-/// not have this library: prints what to set then.
+/// Prints what to set if the process has exported memory and no process has imported any: the others may not
+/// have this library. To be called when the process ends.
 pub(crate) fn explain_if_unimported() {
     let remedy = match (ANY.load(Relaxed), ANY_TENSOR.load(Relaxed)) {
         _ if IMPORTED.load(Relaxed) => return,
@@ -83,17 +84,17 @@ pub(crate) fn explain_if_unimported() {
     ));
 }
 
-/// Notes that another process has imported something.
-pub(crate) fn note_imported() {
+/// Remembers that another process has imported memory, for `explain_if_unimported`.
+pub(crate) fn mark_imported() {
     IMPORTED.store(true, Relaxed);
 }
 
-/// Whether a number is that of an allocation, and not of a span.
+/// Whether the number is an allocation's, and not a span's.
 pub(crate) fn is_allocation(number: u64) -> bool {
     number >= FIRST_ALLOCATION
 }
 
-/// The span of an exported allocation, if it has not been freed and the secret is its own.
+/// The number of the span of an exported allocation. `None` if it was freed, or the secret is not its own.
 pub(crate) fn span_of(number: u64, secret: &Secret) -> Option<u64> {
     let exported = EXPORTED.lock();
     let mut exported = exported.iter().flat_map(HashMap::values);

@@ -1,55 +1,58 @@
-//! Memory that the process keeps beside the pools, for whoever has none: see `announce`.
+//! A cache of driver memory that is kept outside the pools, as far as the pools have to know: when the driver
+//! has no memory left it is released, and with the pools it is purged.
+//!
+//! The preloaded library has one: the program's own mappings (`cuMemMap`) that it keeps for reuse.
 
 use serde_json::{Value, json};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What whoever keeps memory beside the pools can do with it. Both may be called under a device's lock, take none,
-/// and do not wait for the GPU.
+/// The functions of a cache. Both may be called under a device's lock, take no such lock, and do not wait for
+/// the GPU.
 #[derive(Clone, Copy)]
-pub struct Keeper {
-    /// Gives all of it back to the driver. False where there was nothing.
-    pub give_back: fn() -> bool,
-    /// The same of what nobody has asked for since it was called [`LOOKS`] times.
-    pub tend: fn(),
+pub struct ExternalCache {
+    /// Releases all cached memory to the driver. False if there was none.
+    pub release_all: fn() -> bool,
+    /// Releases what has been cached for [`CHECKS`] calls of this function.
+    pub purge: fn(),
 }
 
-/// How often idle memory is looked after in the time that it may lie idle.
-pub const LOOKS: u32 = 4;
+/// Calls of [`ExternalCache::purge`] in the time after which idle memory is released (`idle_release_ms`).
+pub const CHECKS: u32 = 4;
 
-static KEEPER: OnceLock<Keeper> = OnceLock::new();
+static CACHE: OnceLock<ExternalCache> = OnceLock::new();
 
-/// Somebody keeps memory from now on. Only the first one counts.
-pub fn announce(keeper: Keeper) {
-    let _ = KEEPER.set(keeper);
+/// Sets the process's external cache. Only the first call counts.
+pub fn register(cache: ExternalCache) {
+    let _ = CACHE.set(cache);
 }
 
 static BYTES: AtomicU64 = AtomicU64::new(0);
-static SERVED: AtomicU64 = AtomicU64::new(0);
+static HITS: AtomicU64 = AtomicU64::new(0);
 
-/// So many bytes are kept now.
-pub fn note_bytes(bytes: u64) {
+/// Sets how many bytes are cached now, for the statistics.
+pub fn set_bytes(bytes: u64) {
     BYTES.store(bytes, Relaxed);
 }
 
-/// A request was met from what is kept.
-pub fn note_served() {
-    SERVED.fetch_add(1, Relaxed);
+/// Counts a request that was served from the cache.
+pub fn count_hit() {
+    HITS.fetch_add(1, Relaxed);
 }
 
-/// What of it stands in the statistics. Takes no lock.
+/// The cache's part of the statistics. Takes no lock.
 pub(crate) fn json() -> Value {
-    json!({"bytes": BYTES.load(Relaxed), "served": SERVED.load(Relaxed)})
+    json!({"bytes": BYTES.load(Relaxed), "served": HITS.load(Relaxed)})
 }
 
-/// Has what is kept given back; false where there was nothing.
-pub(crate) fn give_back() -> bool {
-    KEEPER.get().is_some_and(|keeper| (keeper.give_back)())
+/// Releases all that is cached to the driver. False if there was nothing.
+pub(crate) fn release_all() -> bool {
+    CACHE.get().is_some_and(|cache| (cache.release_all)())
 }
 
-/// To be called four times in the time that memory may lie idle.
-pub(crate) fn tend() {
-    if let Some(keeper) = KEEPER.get() {
-        (keeper.tend)();
+/// Releases what has been cached for too long. To be called [`CHECKS`] times in `idle_release_ms`.
+pub(crate) fn purge() {
+    if let Some(cache) = CACHE.get() {
+        (cache.purge)();
     }
 }

@@ -1,6 +1,5 @@
-//! The history of a device's memory, in PyTorch's terms (`_record_memory_history` in
-//! `torch/cuda/memory.py`): what was allocated, freed and mapped, in order, and where in the program
-//! that was. Nothing is kept until somebody asks for it.
+//! Memory history, as PyTorch's `torch.cuda.memory._record_memory_history` records it: allocations, frees and
+//! mappings of a device in order, with the traceback of each. Off until the program turns it on.
 
 use crate::core::MemoryEvent;
 use crate::device::PoolId;
@@ -11,43 +10,43 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::time::SystemTime;
 
-/// Where the program was at some time. What that is, and how it is shown, is the business of whoever
-/// records; to the history it is a number.
-pub trait Place: Send + Sync {
-    /// The number that stands for it in a snapshot.
+/// Where in the program something happened. The history keeps it alive, and shows it as a number that the
+/// recorder resolves.
+pub trait Traceback: Send + Sync {
+    /// The number that a snapshot has in its place.
     fn number(&self) -> u64;
 }
 
-/// A place, if one was noted.
-pub type Context = Option<Arc<dyn Place>>;
+/// The traceback of an entry, if it was recorded.
+pub type Context = Option<Arc<dyn Traceback>>;
 
-/// What the history keeps of places.
+/// Which tracebacks are recorded (PyTorch's `context`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Contexts {
     /// None.
     Never,
     /// Where each live block was allocated.
     State,
-    /// The same for each allocation in the history.
+    /// And for each allocation in the history.
     Alloc,
-    /// And where blocks were freed.
+    /// And for each free.
     All,
 }
 
-/// What is recorded from now on.
+/// What is recorded.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// How many entries are kept for each device; the oldest go first.
+    /// Entries kept for each device; the oldest are dropped first.
     pub entries: usize,
-    /// Which places are kept.
+    /// Which tracebacks are recorded.
     pub contexts: Contexts,
-    /// Actions that leave no entry, as bits by [`Action`].
+    /// Actions that are not recorded: a bit for each, by the order of [`Action`].
     pub skip: u16,
 }
 
 macro_rules! actions {
     ($($variant:ident = $name:literal,)*) => {
-        /// What happened, by PyTorch's names.
+        /// What an entry records, by PyTorch's names.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[allow(missing_docs)]
         pub enum Action { $($variant,)* }
@@ -76,7 +75,7 @@ actions! {
     OutOfMemory = "oom",
 }
 
-/// How much is recorded: 0 for nothing, else one more than the [`Contexts`].
+/// 0 if nothing is recorded, else one more than the plan's [`Contexts`].
 static RECORDING: AtomicU8 = AtomicU8::new(0);
 static PLAN: Mutex<Option<Plan>> = Mutex::new(None);
 
@@ -105,8 +104,8 @@ pub fn is_noted() -> bool {
     is_recorded() || is_tracked()
 }
 
-/// Whether such places are wanted.
-pub fn wants(contexts: Contexts) -> bool {
+/// Whether tracebacks are recorded for this.
+pub fn keeps(contexts: Contexts) -> bool {
     RECORDING.load(Relaxed) > contexts as u8
 }
 
@@ -122,9 +121,9 @@ pub(crate) fn set_plan(plan: Option<Plan>) {
     RECORDING.store(plan.map_or(0, |plan| plan.contexts as u8 + 1), Relaxed);
 }
 
-/// What a program says of itself beside its allocations, of all devices.
+/// What the program says of itself, for all devices.
 struct Marks {
-    /// The compiled regions that it is in, the innermost last.
+    /// The compiled regions (`torch.compile`) that it is in, the innermost last.
     regions: Vec<Arc<str>>,
     metadata: Option<Arc<str>>,
     annotations: VecDeque<Annotation>,
@@ -136,7 +135,7 @@ static MARKS: Mutex<Marks> = Mutex::new(Marks {
     annotations: VecDeque::new(),
 });
 
-/// A named stretch of the program began or ended.
+/// The begin or end of a named range of the program (PyTorch's external annotations).
 struct Annotation {
     device: i32,
     time: u64,
@@ -144,22 +143,22 @@ struct Annotation {
     stage: String,
 }
 
-/// The program enters a compiled region: entries from now on have its name.
+/// Enters a compiled region, whose name entries have from now on.
 pub fn enter_region(name: &str) {
     MARKS.lock().regions.push(name.into());
 }
 
-/// The program leaves the region that it entered last.
+/// Leaves the region that was entered last.
 pub fn leave_region() {
     MARKS.lock().regions.pop();
 }
 
-/// Entries from now on have this text.
+/// Sets the text that entries have as `user_metadata` from now on.
 pub fn set_metadata(text: &str) {
     MARKS.lock().metadata = Some(text.into()).filter(|_| !text.is_empty());
 }
 
-/// A named stretch of the program began or ended, as `stage` says; the device is the current one.
+/// Records that a named range of the program began or ended (`stage`) while this device was the current one.
 pub fn annotate(device: i32, name: String, stage: String) {
     let Some(plan) = plan() else { return };
     let annotations = &mut MARKS.lock().annotations;
@@ -174,7 +173,7 @@ pub fn annotate(device: i32, name: String, stage: String) {
     });
 }
 
-/// The stretches, as PyTorch's snapshots have them.
+/// The annotations, as PyTorch's snapshots have them.
 pub(crate) fn annotations() -> Value {
     let marks = MARKS.lock();
     let annotations = marks.annotations.iter().map(
@@ -194,7 +193,7 @@ fn now() -> u64 {
 pub struct Entry {
     /// What happened.
     pub action: Action,
-    /// The device's free bytes where memory ran out.
+    /// For [`Action::OutOfMemory`] the device's free bytes.
     pub address: u64,
     /// In bytes.
     pub size: u64,
@@ -203,7 +202,7 @@ pub struct Entry {
     /// Microseconds since 1970.
     time: u64,
     context: Context,
-    /// The pool that the memory belongs to.
+    /// The private pool of the memory; (0, 0) for the shared arena.
     pub pool: PoolId,
     /// The compiled region that the program was in.
     pub region: Option<Arc<str>>,
@@ -215,9 +214,9 @@ pub struct Entry {
 #[derive(Default)]
 pub(crate) struct History {
     entries: VecDeque<Entry>,
-    /// Where blocks in use were allocated, and in which pool, by address.
+    /// Blocks in use by address: where in the program they were allocated, and their pools.
     live: HashMap<u64, (Context, PoolId)>,
-    /// The pools of segments of private ones, by address: when one goes, its pool may be gone.
+    /// Segments of private pools by address, with their pools: a segment may outlive its pool's name.
     segments: HashMap<u64, PoolId>,
     /// Events that trackers have not been told yet.
     untold: VecDeque<Entry>,
@@ -239,8 +238,8 @@ impl History {
         self.entries.clear();
     }
 
-    /// Drops everything, as PyTorch's own allocator does; of blocks in use nobody notes from now on when
-    /// they are freed.
+    /// Drops everything, as PyTorch's own allocator does: frees of the blocks in use are not recorded any
+    /// more.
     pub fn stop(&mut self) {
         self.clear();
         if is_tracked() {
@@ -252,7 +251,8 @@ impl History {
         self.segments.clear();
     }
 
-    pub fn note(
+    /// Adds an entry, unless the plan skips the action.
+    pub fn record(
         &mut self,
         action: Action,
         address: u64,
@@ -291,7 +291,8 @@ impl History {
         });
     }
 
-    pub fn allocated(
+    /// Records an allocation.
+    pub fn record_allocated(
         &mut self,
         address: u64,
         size: u64,
@@ -299,12 +300,12 @@ impl History {
         context: Context,
         pool: PoolId,
     ) {
-        self.note(Action::Alloc, address, size, stream, context.clone(), pool);
+        self.record(Action::Alloc, address, size, stream, context.clone(), pool);
         self.live.insert(address, (context, pool));
     }
 
-    /// `completed` where nothing else may still use the block.
-    pub fn freed(
+    /// Records that the program frees a block. `completed` if no other stream may still use it.
+    pub fn record_freed(
         &mut self,
         address: u64,
         size: u64,
@@ -314,35 +315,36 @@ impl History {
         completed: bool,
     ) {
         let context = context.or_else(|| self.live.get(&address)?.0.clone());
-        self.note(Action::FreeRequested, address, size, stream, context, pool);
+        self.record(Action::FreeRequested, address, size, stream, context, pool);
         if completed {
-            self.completed(address, size, stream, pool);
+            self.record_completed(address, size, stream, pool);
         }
     }
 
-    /// `pool` is that of a block that was allocated before the history began.
-    fn completed(&mut self, address: u64, size: u64, stream: u64, pool: PoolId) {
+    /// Records that no stream uses a freed block any more. `pool` counts for a block that was allocated
+    /// before the history began.
+    fn record_completed(&mut self, address: u64, size: u64, stream: u64, pool: PoolId) {
         let (context, pool) = self.live.remove(&address).unwrap_or((None, pool));
-        self.note(Action::FreeCompleted, address, size, stream, context, pool);
+        self.record(Action::FreeCompleted, address, size, stream, context, pool);
     }
 
-    /// Enters what the pool did meanwhile, for this stream and at this place as far as is known.
-    /// `pool_at` answers which pool an address belongs to now.
-    pub fn catch_up(
+    /// Records the pool's events since the last call, with the stream and the traceback of the call that led
+    /// to them. `pool_at` tells which pool an address belongs to now.
+    pub fn record_events(
         &mut self,
-        happenings: Vec<MemoryEvent>,
+        events: Vec<MemoryEvent>,
         stream: u64,
         context: &Context,
         pool_at: impl Fn(u64) -> PoolId,
     ) {
-        for happening in happenings {
-            let (action, (address, size)) = match happening {
+        for event in events {
+            let (action, (address, size)) = match event {
                 MemoryEvent::FreeCompleted {
                     address,
                     size,
                     stream,
                 } => {
-                    self.completed(address, size, stream, pool_at(address));
+                    self.record_completed(address, size, stream, pool_at(address));
                     continue;
                 }
                 MemoryEvent::SegmentMapped(address, size) => (Action::SegmentMap, (address, size)),
@@ -362,17 +364,17 @@ impl History {
             if matches!(action, Action::SegmentMap | Action::SegmentAlloc) && pool != (0, 0) {
                 self.segments.insert(address, pool);
             }
-            self.note(action, address, size, stream, context.clone(), pool);
+            self.record(action, address, size, stream, context.clone(), pool);
         }
     }
 
-    /// Where a block in use was allocated.
+    /// The traceback of the allocation of a block in use, by number.
     pub fn context_of(&self, address: u64) -> Option<u64> {
         let context = self.live.get(&address)?.0.as_ref()?;
         Some(context.number())
     }
 
-    /// The entries as PyTorch's snapshots have them, but for `context`: the number of the place.
+    /// The entries as PyTorch's snapshots have them, but for `context`, the traceback's number.
     pub fn json(&self) -> Value {
         let entries = self.entries.iter().map(|entry| {
             let mut object = Map::new();

@@ -1,4 +1,4 @@
-//! A device's memory for other processes, and theirs for this one: the driver calls of both.
+//! Exporting a device's memory to other processes, and importing theirs: the driver calls of both.
 
 use crate::core::{Backing, Gpu};
 use crate::device::context::{FILE, access_of, current};
@@ -14,19 +14,19 @@ use std::sync::Arc;
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, the one flag that there is.
 const LAZY_PEER_ACCESS: u32 = 1;
 
-/// A block in use as other processes can find it.
+/// A block in use as other processes find it: a part of a span.
 pub struct IpcBlock {
     pub(crate) span: Arc<Span>,
     /// Where the block starts.
     pub start: u64,
     /// Bytes from the span's start to the block's.
     pub offset: u64,
-    /// The address of the plain segment that it lies in, if it does.
+    /// The address of the plain segment that it lies in, if the span is one.
     pub segment: Option<u64>,
 }
 
 impl IpcBlock {
-    /// The number of the span that it lies in.
+    /// The number of its span.
     #[cfg(test)]
     pub(crate) fn span_number(&self) -> u64 {
         self.span.number
@@ -34,19 +34,19 @@ impl IpcBlock {
 }
 
 impl Device {
-    /// Where other processes can find the block in use around `address`. They can as long as it is in
-    /// use.
-    pub fn share(&self, address: u64) -> Result<IpcBlock, IpcError> {
+    /// The block in use around `address`, for other processes. Valid as long as the block is in use.
+    pub fn ipc_block(&self, address: u64) -> Result<IpcBlock, IpcError> {
         let mut state = self.lock_flushed();
         let pool = &state.pool;
         let start = pool.block_around(address).ok_or(IpcError::Unknown)?.start;
         let backing = pool.backing(start).ok_or(IpcError::Unknown)?;
-        self.share_backing(&mut state, start, backing)
+        self.ipc_block_of(&mut state, start, backing)
     }
 
-    /// The same for a tensor's memory, as [`Device::allocation`] found it around `address`. What is a private
-    /// pool's is shared whole: where others can find it does not change while the pool is in use.
-    pub fn share_tensor(&self, address: u64) -> Result<IpcBlock, IpcError> {
+    /// The allocation around `address` ([`Device::allocation`]), which has a tensor in it, for other
+    /// processes. In a private pool it is a whole run of its memory, which stays the same while the pool is
+    /// in use.
+    pub fn ipc_block_of_tensor(&self, address: u64) -> Result<IpcBlock, IpcError> {
         let mut state = self.lock_flushed();
         let pool = &state.pool;
         let found = pool.allocation_around(address).ok_or(IpcError::Unknown)?;
@@ -55,10 +55,10 @@ impl Device {
             true => pool.backing_of_run(start),
             false => pool.backing(start),
         };
-        self.share_backing(&mut state, start, backing.ok_or(IpcError::Unknown)?)
+        self.ipc_block_of(&mut state, start, backing.ok_or(IpcError::Unknown)?)
     }
 
-    fn share_backing(
+    fn ipc_block_of(
         &self,
         state: &mut State,
         start: u64,
@@ -87,13 +87,13 @@ impl Device {
         })
     }
 
-    /// CUDA's own handle for a plain segment.
+    /// CUDA's own handle of a plain segment.
     pub fn segment_handle(&self, segment: u64) -> Result<SegmentHandle, IpcError> {
-        self.ask_segment_handle(segment)
+        self.query_segment_handle(segment)
             .map_err(|status| self.failure("cuIpcGetMemHandle", status))
     }
 
-    fn ask_segment_handle(&self, segment: u64) -> Result<SegmentHandle, u32> {
+    fn query_segment_handle(&self, segment: u64) -> Result<SegmentHandle, u32> {
         let mut handle = [0; HANDLE_SIZE];
         let _current = current(&self.functions, self.properties.context);
         // SAFETY: `handle` outlives the call and is as large as CUDA's.
@@ -105,9 +105,9 @@ impl Device {
         }
     }
 
-    /// What another process needs of a span: descriptors of at most `most` chunks from the `first` on,
-    /// or the segment's handle. `None` where the span is not this device's, or a secret is wanted and this
-    /// is not its own.
+    /// What another process needs of a span: descriptors of at most `most` chunks from the `first` on, or the
+    /// segment's handle. `None` where the span is not this device's, or a secret is wanted and this is not
+    /// its own.
     pub(crate) fn export(
         &self,
         span: u64,
@@ -122,7 +122,7 @@ impl Device {
             return None;
         }
         if !span.mapped {
-            let export = match self.ask_segment_handle(span.parts[0].0) {
+            let export = match self.query_segment_handle(span.parts[0].0) {
                 Ok(handle) => Export::Segment(handle),
                 Err(status) => Export::Failed(status),
             };
@@ -144,23 +144,25 @@ impl Device {
         Some((span, Export::Chunks(files)))
     }
 
-    /// Tells the device from every other, in every process.
+    /// The device's UUID, the same in every process.
     pub(crate) fn uuid(&self) -> [u8; 16] {
         self.properties.uuid
     }
 
-    /// Reserves addresses for memory of another process.
-    pub(crate) fn reserve_shared(&self, bytes: u64) -> Result<u64, IpcError> {
+    /// Reserves `bytes` of address space for memory of another process.
+    pub(crate) fn reserve_imported(&self, bytes: u64) -> Result<u64, IpcError> {
         let mut address = 0;
         let status = self.call(Call::Reserve, |f| {
             // SAFETY: `address` outlives the call.
             unsafe { (f.cuMemAddressReserve)(&mut address, bytes as usize, 0, 0, 0) }
         });
-        self.done("cuMemAddressReserve", status).map(|()| address)
+        self.check_status("cuMemAddressReserve", status)
+            .map(|()| address)
     }
 
-    /// Maps a chunk of another process at reserved addresses. No device has access yet.
-    pub(crate) fn map_shared(
+    /// Maps a chunk of another process, by its file descriptor, at reserved addresses. No device has access
+    /// yet.
+    pub(crate) fn map_imported(
         &self,
         address: u64,
         size: u64,
@@ -174,18 +176,19 @@ impl Device {
                 (f.cuMemImportFromShareableHandle)(&mut chunk, file, FILE)
             }
         });
-        self.done("cuMemImportFromShareableHandle", status)?;
+        self.check_status("cuMemImportFromShareableHandle", status)?;
         let status = self.call(Call::Map, |f| {
             // SAFETY: the caller's addresses, where nothing is mapped, and a chunk of that size.
             unsafe { (f.cuMemMap)(address, size as usize, 0, chunk, 0) }
         });
-        // The mapping holds the memory from here on.
-        self.state.lock().pool.gpu_mut().release_shared(chunk);
-        self.done("cuMemMap", status)
+        // The mapping keeps the memory.
+        self.state.lock().pool.gpu_mut().release_imported(chunk);
+        self.check_status("cuMemMap", status)
     }
 
-    /// Opens what was mapped to this device, and if it is the memory's own, to all that reach it.
-    pub(crate) fn open_shared(
+    /// Gives this device access to what was mapped. If the memory is its own (`home` is its UUID), also every
+    /// device that can reach it.
+    pub(crate) fn grant_imported(
         &self,
         address: u64,
         bytes: u64,
@@ -205,27 +208,28 @@ impl Device {
         let status = match home == self.properties.uuid && all.len() > 1 {
             true => match set(all) {
                 0 => 0,
-                // Some system does not let another device have it.
+                // Some systems refuse access by other devices.
                 _ => set(&own),
             },
             false => set(&own),
         };
-        self.done("cuMemSetAccess", status)
+        self.check_status("cuMemSetAccess", status)
     }
 
-    /// Takes the first `mapped` of reserved `bytes` down, and gives the addresses back. Nothing uses
-    /// them any more.
-    pub(crate) fn unmap_shared(&self, address: u64, mapped: u64, bytes: u64) {
+    /// Unmaps the first `mapped` of `bytes` reserved at `address`, and frees the addresses. Nothing uses them
+    /// any more.
+    pub(crate) fn unmap_imported(&self, address: u64, mapped: u64, bytes: u64) {
         let mut state = self.state.lock();
-        state.pool.gpu_mut().unmap_shared(address, mapped, bytes);
+        state.pool.gpu_mut().unmap_imported(address, mapped, bytes);
     }
 
-    /// Opens a plain segment of another process.
+    /// Opens a plain segment of another process; its address here.
     pub(crate) fn open_segment(&self, handle: &SegmentHandle) -> Result<u64, IpcError> {
-        // SAFETY: as many bytes, of which any make a handle.
+        // SAFETY: both are 64 bytes, and any bytes make a handle.
         let handle = unsafe { std::mem::transmute::<SegmentHandle, CUipcMemHandle>(*handle) };
         let mut address = 0;
-        // Forbidden while any stream is captured unless this thread says otherwise: it is no part of it.
+        // Forbidden during a capture unless the thread is in relaxed mode: the call is no part of the
+        // capture.
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         let status = self.call(Call::OpenShared, |f| {
             // SAFETY: `address` and `mode` outlive the calls; the second exchange undoes the first.
@@ -236,26 +240,27 @@ impl Device {
                 status
             }
         });
-        self.done("cuIpcOpenMemHandle", status).map(|()| address)
+        self.check_status("cuIpcOpenMemHandle", status)
+            .map(|()| address)
     }
 
-    /// Closes it once. Nothing uses it any more, as far as this one opening goes.
+    /// Closes a segment that was opened here; to be called once for each [`Device::open_segment`].
     pub(crate) fn close_segment(&self, address: u64) {
         self.state.lock().pool.gpu_mut().close_segment(address);
     }
 
-    /// Whether the device can be waited for now: not in a capture.
+    /// Whether the device may be waited for: not in a capture.
     pub(crate) fn may_wait(&self) -> bool {
         self.state.lock().pool.gpu().may_wait()
     }
 
-    /// A counted call in the device's context.
+    /// Makes a counted call in the device's context.
     fn call(&self, call: Call, body: impl FnOnce(&crate::driver::Functions) -> u32) -> u32 {
         let _current = current(&self.functions, self.properties.context);
         self.ledger.call(call, || body(&self.functions))
     }
 
-    fn done(&self, call: &str, status: u32) -> Result<(), IpcError> {
+    fn check_status(&self, call: &str, status: u32) -> Result<(), IpcError> {
         match status {
             0 => Ok(()),
             status => Err(self.failure(call, status)),

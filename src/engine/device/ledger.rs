@@ -1,4 +1,5 @@
-//! What one device's pool holds from the driver and may hold, and what the driver calls cost.
+//! The ledger of one device: bytes reserved from the driver against the limit, and count and time of driver
+//! calls.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -48,39 +49,40 @@ calls! {
 pub struct CallFigures {
     /// Calls made.
     pub count: u64,
-    /// Nanoseconds in all.
+    /// Their time in all, in nanoseconds.
     pub nanoseconds: u64,
     /// Calls that failed.
     pub failed: u64,
 }
 
 #[derive(Default)]
-struct Counted {
+struct AtomicFigures {
     count: AtomicU64,
     nanoseconds: AtomicU64,
     failed: AtomicU64,
 }
 
-/// The account of one device. Only its pool writes, under the device's lock; anyone may read.
+/// Written under the device's lock only; read by any thread.
 pub struct Ledger {
-    held: AtomicU64,
-    /// What the program has from the driver itself, and counts towards the limit.
+    /// Bytes that the pool has from the driver.
+    reserved: AtomicU64,
+    /// Bytes that the program has from the driver itself, and that count towards the limit.
     unpooled: AtomicU64,
     limit: AtomicU64,
-    calls: [Counted; Call::ALL.len()],
+    calls: [AtomicFigures; Call::ALL.len()],
 }
 
 impl Ledger {
     pub fn new() -> Self {
         Ledger {
-            held: AtomicU64::new(0),
+            reserved: AtomicU64::new(0),
             unpooled: AtomicU64::new(0),
             limit: AtomicU64::new(u64::MAX),
             calls: Default::default(),
         }
     }
 
-    /// Makes a counted, timed call.
+    /// Makes a driver call, and counts and times it. A query that answers "not ready" is no failure.
     pub fn call(&self, call: Call, body: impl FnOnce() -> u32) -> u32 {
         let start = Instant::now();
         let status = body();
@@ -95,7 +97,7 @@ impl Ledger {
         status
     }
 
-    /// What a call has cost so far.
+    /// Count and time of a call so far.
     pub fn figures(&self, call: Call) -> CallFigures {
         let counted = &self.calls[call as usize];
         CallFigures {
@@ -105,24 +107,28 @@ impl Ledger {
         }
     }
 
-    /// Whether `size` more bytes stay within the limit.
+    /// Whether `size` more bytes are within the limit.
     pub fn allows(&self, size: u64) -> bool {
-        let held = self.held.load(Relaxed) + self.unpooled();
-        held.saturating_add(size) <= self.limit.load(Relaxed)
+        let reserved = self.reserved.load(Relaxed) + self.unpooled();
+        reserved.saturating_add(size) <= self.limit.load(Relaxed)
     }
 
-    pub fn take(&self, size: u64) {
-        self.held.fetch_add(size, Relaxed);
+    /// Counts `size` bytes more as reserved.
+    pub fn add(&self, size: u64) {
+        self.reserved.fetch_add(size, Relaxed);
     }
 
-    pub fn give(&self, size: u64) {
-        self.held.fetch_sub(size, Relaxed);
+    /// Counts `size` bytes less.
+    pub fn subtract(&self, size: u64) {
+        self.reserved.fetch_sub(size, Relaxed);
     }
 
+    /// Bytes that the program has from the driver itself.
     pub fn unpooled(&self) -> u64 {
         self.unpooled.load(Relaxed)
     }
 
+    /// Sets [`Ledger::unpooled`].
     pub fn set_unpooled(&self, bytes: u64) {
         self.unpooled.store(bytes, Relaxed);
     }
@@ -132,6 +138,7 @@ impl Ledger {
         self.limit.load(Relaxed)
     }
 
+    /// Sets the limit in bytes.
     pub fn set_limit(&self, limit: u64) {
         self.limit.store(limit, Relaxed);
     }

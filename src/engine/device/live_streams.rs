@@ -1,5 +1,5 @@
-//! Streams that are known to exist: those whose creation was seen and whose destruction would be, and those
-//! that are never destroyed. The driver crashes where it is handed a stream that is gone.
+//! Streams that are known to exist: those whose creation was seen, and whose destruction would be seen, and
+//! permanent ones. The driver may crash when it is passed a destroyed stream.
 
 use crate::core::StreamKey;
 use parking_lot::Mutex;
@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 /// Those that the program was seen to create.
 static CREATED: LazyLock<LiveStreams> = LazyLock::new(LiveStreams::default);
 
-/// Streams by their handles, with their numbers.
+/// Streams by handle, with their ids.
 #[derive(Default)]
 pub struct LiveStreams(Mutex<HashMap<u64, u64>>);
 
@@ -19,12 +19,12 @@ impl LiveStreams {
         &CREATED
     }
 
-    /// A stream exists from now on.
+    /// Adds a stream that exists.
     pub fn add(&self, key: StreamKey) {
         self.0.lock().insert(key.handle, key.id);
     }
 
-    /// How many there are.
+    /// The number of streams.
     #[allow(clippy::len_without_is_empty, reason = "nobody asks that")]
     pub fn len(&self) -> usize {
         self.0.lock().len()
@@ -36,17 +36,18 @@ impl LiveStreams {
         id.map(|id| StreamKey { handle, id })
     }
 
-    /// The stream with this handle is about to be destroyed. Returns once nobody uses it.
+    /// Removes the stream with this handle, which is about to be destroyed. Returns once no thread is in
+    /// [`LiveStreams::with`] for it.
     pub fn remove(&self, handle: u64) {
         self.0.lock().remove(&handle);
     }
 
-    /// All went with their context.
+    /// Removes all, as their context ends.
     pub fn clear(&self) {
         self.0.lock().clear();
     }
 
-    /// Does something with a stream if it exists; it does until that is done.
+    /// Calls a function for a stream if it exists; it is not destroyed meanwhile.
     pub fn with<R>(&self, key: StreamKey, body: impl FnOnce() -> R) -> Option<R> {
         let streams = self.0.lock();
         let exists = streams.get(&key.handle) == Some(&key.id);

@@ -26,8 +26,8 @@ impl Device {
         }
     }
 
-    /// Bytes that were asked for the block that starts at `address`, if it is in use, and the handle of
-    /// the stream that it is of.
+    /// Bytes that were asked for the block that starts at `address`, if it is in use, and the handle of the
+    /// stream that it is of.
     pub fn block_at(&self, address: u64) -> Option<(u64, u64)> {
         let state = self.state.lock();
         let of_driver = || state.blocks.get(&address).map(|size| (*size, 0));

@@ -1,18 +1,20 @@
 //! One device: its pool behind a lock, and the caches in front of that lock.
 //!
-//! [`Device::allocate`] and [`Device::free`] are the fast paths, each with one slow path; `oom` has the steps of an
-//! allocation for which the pool has no free block.
+//! [`Device::allocate`] and [`Device::free`] are the fast paths, each with one slow path; `oom` has the steps
+//! of an allocation for which the pool has no free block.
 //!
 //! # The order of locks
 //! 1. the device's (`Device::state`),
 //! 2. a stream cache's (`stream_cache`),
 //! 3. a magazine's (`magazine`),
-//! 4. what is taken for a moment, and nothing else under it: the events of waits, live streams, the history's marks.
+//! 4. what is taken for a moment, and nothing else under it: the events of waits, live streams, the history's
+//!    marks.
 //!
-//! A thread takes them in this order only. With a stream cache's lock held the device's may be tried, not waited
-//! for. Stream caches are opened and closed, and blocks come to be known to a magazine and cease to be, under both
-//! the device's lock and theirs. Suppliers and observers are called with none of these held. Trackers of memory
-//! events take turns by a lock of their own (`trackers`), which is taken with none of these held.
+//! A thread takes them in this order only. With a stream cache's lock held the device's may be tried, not
+//! waited for. Stream caches are opened and closed, and blocks come to be known to a magazine and cease to
+//! be, under both the device's lock and theirs. Suppliers and observers are called with none of these held.
+//! Trackers of memory events take turns by a lock of their own (`trackers`), which is taken with none of these
+//! held.
 
 mod capture_graph;
 mod capture_reuse;
@@ -36,6 +38,7 @@ mod oom_report;
 pub mod owner_hint;
 mod permanent_streams;
 mod pool_checkpoint;
+mod predictor;
 mod private_pools;
 mod purge;
 mod snapshot;
@@ -55,8 +58,7 @@ pub use ledger::{Call, CallFigures};
 pub use oom_report::OutOfMemory;
 pub use permanent_streams::InsertOnlyMap;
 pub use pool_checkpoint::NotRestored;
-pub use private_pools::{PoolId, PoolRoute};
-pub use supplier::Supplier;
+pub use private_pools::{PoolId, PoolRoute, Supplier};
 
 use capture_reuse::{CaptureReuse, CaptureUsers};
 use depot::Depot;
@@ -73,7 +75,8 @@ use crate::device::driver_gpu::DriverGpu;
 use crate::device::ledger::Ledger;
 use crate::device::live_streams::LiveStreams;
 use crate::device::permanent_streams::PermanentStreams;
-use crate::device::stream_cache::{CacheKey, Predictors, StreamCache, StreamCaches};
+use crate::device::predictor::Predictors;
+use crate::device::stream_cache::{CacheKey, StreamCache, StreamCaches};
 use crate::device::stream_key::{
     add_permanent_stream, created_stream, foreign_context, stream_key,
 };
@@ -99,7 +102,7 @@ struct State {
     blocks: HashMap<u64, u64>,
     predictors: Predictors,
     private: PrivatePools,
-    /// Who supplied which segment, by address.
+    /// The suppliers of supplied segments, by address.
     suppliers: HashMap<u64, Arc<dyn Supplier>>,
     routes: Vec<ActiveRoute>,
     /// Deferred frees that are in no magazine.
@@ -108,20 +111,20 @@ struct State {
     capture_users: HashMap<u64, CaptureUsers>,
     capture_reuse: CaptureReuse,
     history: History,
-    /// For [`Device::purge_idle`]: how many allocations and frees there had been at the last call, and when that
-    /// number last changed.
+    /// For [`Device::purge_idle`]: how many allocations and frees there had been at the last call, and when
+    /// that number last changed.
     seen: (u64, Duration),
 }
 
 impl State {
-    /// Whether a block that is in use to the pool is a deferred free: one of no stream that is marked as used by
-    /// several.
-    fn is_deferred(&self, live: &LiveBlock) -> bool {
+    /// Whether a block that is in use to the pool is a deferred free: one of no stream that is marked as used
+    /// by several.
+    fn is_in_depot(&self, live: &LiveBlock) -> bool {
         self.pool.owner_of(live) == UNORDERED && self.pool.is_multi_stream(live)
     }
 
-    /// Bytes of the block that a request for `requested` bytes gets: the one place where sizes are rounded up, by
-    /// `roundup_power2_divisions` and then to the unit of all blocks.
+    /// Bytes of the block that a request for `requested` bytes gets: the one place where sizes are rounded
+    /// up, by `roundup_power2_divisions` and then to the unit of all blocks.
     #[inline(always)]
     fn block_size(&self, requested: usize) -> u64 {
         match self.round_up.round_up(requested) as u64 {
@@ -144,6 +147,8 @@ pub struct Device {
     functions: Functions,
     properties: Arc<Properties>,
     ledger: Arc<Ledger>,
+    /// The `limit` of the settings in bytes, `u64::MAX` for none.
+    limit_of_settings: u64,
     /// The fraction of the device's memory that was last set as the limit; the bits of an `f64`.
     fraction: AtomicU64,
     /// Some allocations may go to private pools, or past the pool.
@@ -190,8 +195,9 @@ pub struct UnknownPointer;
 impl Device {
     /// Allocates `size` bytes that the stream (by handle) may use at once. The address is a multiple of 512.
     ///
-    /// Costs one lock that no other stream takes if the stream has just freed a block of the same size. Otherwise
-    /// the device's lock, or both, and the pool's best fit. Waits for the GPU only where no free block fits.
+    /// Costs one lock that no other stream takes if the stream has just freed a block of the same size.
+    /// Otherwise the device's lock, or both, and the pool's best fit. Waits for the GPU only where no free
+    /// block fits.
     #[inline(always)]
     pub fn allocate(&self, size: usize, stream: u64) -> Result<u64, Box<OutOfMemory>> {
         self.allocate_block(size, self.key(stream), Origin::Allocator)
@@ -263,7 +269,8 @@ impl Device {
         self.allocate_locked(state, cache, size, key, origin)
     }
 
-    /// Allocates with the stream's cache locked, if it has one, where the request may belong to a private pool.
+    /// Allocates with the stream's cache locked, if it has one, where the request may belong to a private
+    /// pool.
     #[inline(never)]
     fn allocate_locked(
         &self,
@@ -275,7 +282,7 @@ impl Device {
     ) -> Result<u64, Box<OutOfMemory>> {
         let arena = match self.routed.load(Relaxed) && origin == Origin::Allocator {
             false => SHARED_ARENA,
-            true => match self.routed(&mut state, key.handle) {
+            true => match self.route(&mut state, key.handle) {
                 Source::Arena(arena) => arena,
                 Source::Restored(address) => return Ok(address),
                 Source::Driver => return self.allocate_uncached(&mut state, size),
@@ -291,7 +298,7 @@ impl Device {
         if let Some(cache) = &mut cache {
             cache.clear(&mut state.pool);
         }
-        let others = self.stream_caches.any_besides(cache.as_deref());
+        let others = self.stream_caches.any_other_open(cache.as_deref());
         let request = Request {
             size,
             key,
@@ -301,8 +308,8 @@ impl Device {
         self.allocate_from_arena(state, cache, request, others)
     }
 
-    /// The pool's best fit, and what the stream's cache and predictor are told of it. `cache` is the stream's, which
-    /// is empty, if it has one; `others` tells whether other streams have one.
+    /// The pool's best fit, and what the stream's cache and predictor are told of it. `cache` is the
+    /// stream's, which is empty, if it has one; `others` tells whether other streams have one.
     #[inline(always)]
     fn allocate_from_arena(
         &self,
@@ -342,12 +349,12 @@ impl Device {
         let Allocated { address, list } = allocated;
         if arena == SHARED_ARENA && !state.pool.needs_free_event(bytes) {
             match cache {
-                Some(cache) if cache.misses_too_often() => self.stream_caches.end(cache),
+                Some(cache) if cache.should_close() => self.stream_caches.close(cache),
                 Some(mut cache) => cache.track(key, address, requested, bytes),
                 // Such memory has magazines instead.
                 None if self.relaxed && key == UNORDERED => {}
-                None if state.predictors.of(list).asked(address, requested) => {
-                    if let Some(mut cache) = self.stream_caches.begin(key, origin) {
+                None if state.predictors.of(list).on_allocate(address, requested) => {
+                    if let Some(mut cache) = self.stream_caches.open(key, origin) {
                         cache.track(key, address, requested, bytes);
                     }
                 }
@@ -397,8 +404,8 @@ impl Device {
         self.free_to_pool(self.state.lock(), None, address)
     }
 
-    /// Frees a block to the pool, and tells its stream's cache or predictor. `held` is a cache that the caller has
-    /// locked.
+    /// Frees a block to the pool, and tells its stream's cache or predictor. `held` is a cache that the
+    /// caller has locked.
     #[inline(always)]
     fn free_to_pool(
         &self,
@@ -411,14 +418,14 @@ impl Device {
             let known = Device::free_uncached(state, address);
             return known.then_some(()).ok_or(UnknownPointer);
         };
-        if !self.forget_in_magazine(state, &live, address) {
+        if !self.untrack_in_magazine(state, &live, address) {
             return Err(UnknownPointer);
         }
         let cache = match held {
             None if !self.stream_caches.any_open() => None,
             held => {
                 let owner = state.cache_of(&live);
-                match held.filter(|cache| cache.belongs_to(owner)) {
+                match held.filter(|cache| cache.has_key(owner)) {
                     None => self.stream_caches.of(owner),
                     its => its,
                 }
@@ -426,7 +433,7 @@ impl Device {
         };
         match cache {
             Some(mut cache) => {
-                if !cache.forget(address) {
+                if !cache.untrack(address) {
                     return Err(UnknownPointer);
                 }
                 if !cache.is_empty() {
@@ -437,7 +444,7 @@ impl Device {
             None => state
                 .predictors
                 .of(live.list)
-                .freed(address, live.requested),
+                .on_free(address, live.requested),
         }
         if state.capture_users.is_empty() {
             state.pool.free_live(live);
@@ -459,19 +466,19 @@ impl Device {
         }
     }
 
-    /// Has the caches forget a block in use, which is freed in another way. False if it is free: it lies in a
-    /// stream cache or magazine.
-    fn forget_cached(&self, state: &mut State, live: &LiveBlock, address: u64) -> bool {
+    /// Has the caches stop tracking a block in use, which is freed in another way. False if it is free: it is
+    /// in a stream cache or magazine.
+    fn untrack(&self, state: &mut State, live: &LiveBlock, address: u64) -> bool {
         let cache = self.stream_caches.of(state.cache_of(live));
-        cache.is_none_or(|mut cache| cache.forget(address))
-            && self.forget_in_magazine(state, live, address)
+        cache.is_none_or(|mut cache| cache.untrack(address))
+            && self.untrack_in_magazine(state, live, address)
     }
 
-    /// The part of [`Device::forget_cached`] that concerns magazines.
+    /// [`Device::untrack`] for magazines.
     #[inline]
-    fn forget_in_magazine(&self, state: &mut State, live: &LiveBlock, address: u64) -> bool {
+    fn untrack_in_magazine(&self, state: &mut State, live: &LiveBlock, address: u64) -> bool {
         let holders = &mut state.depot.holders;
-        !self.relaxed || self.magazines.forget(live, address, holders)
+        !self.relaxed || self.magazines.untrack(live, address, holders)
     }
 }
 
@@ -489,14 +496,12 @@ impl Device {
         )?;
         let properties = Arc::new(Properties::of(&functions, ordinal, devices)?);
         let ledger = Arc::new(Ledger::new());
-        let mut limit = settings.limit.map_or(u64::MAX, |limit| limit as u64);
-        if settings.per_process_memory_fraction < 1.0 {
-            limit = limit.min(limits::share(
-                settings.per_process_memory_fraction,
-                properties.total,
-            ));
-        }
-        ledger.set_limit(limit);
+        let limit_of_settings = settings.limit.map_or(u64::MAX, |limit| limit as u64);
+        ledger.set_limit(limits::effective_limit(
+            limit_of_settings,
+            settings.per_process_memory_fraction,
+            properties.total,
+        ));
         if settings.expandable_segments && properties.granularity == 0 {
             message::print(&format!(
                 "device {ordinal} ({}) cannot map memory: plain cudaMalloc segments are used there",
@@ -548,6 +553,7 @@ impl Device {
             functions,
             properties,
             ledger,
+            limit_of_settings,
             fraction: AtomicU64::new(settings.per_process_memory_fraction.to_bits()),
             routed: AtomicBool::new(false),
             permanent: Box::default(),
@@ -584,16 +590,15 @@ impl Device {
         stream_key(&self.functions, context, &self.permanent, stream)
     }
 
-    /// The stream (by handle), which is one of this device's, is never destroyed: the driver is asked for
-    /// it once more at most.
+    /// Adds a permanent stream of this device (by handle), one that is never destroyed: the driver is asked
+    /// for its id once more at most.
     pub fn add_permanent_stream(&self, stream: u64) {
         let context = self.properties.context;
         add_permanent_stream(&self.functions, context, &self.permanent, stream);
         self.add_stream(stream);
     }
 
-    /// The stream (by handle), which is one of this device's, is destroyed only after
-    /// [`Device::remove_stream`].
+    /// Adds a stream of this device (by handle), which is destroyed only after [`Device::remove_stream`].
     pub fn add_stream(&self, stream: u64) {
         let context = self.properties.context;
         if let Some(key) = created_stream(&self.functions, context, stream) {
@@ -601,8 +606,7 @@ impl Device {
         }
     }
 
-    /// The stream (by handle) is about to be destroyed: what it did is looked after from now on without
-    /// asking it.
+    /// Removes a stream (by handle) that is about to be destroyed: its events are recorded before.
     pub fn remove_stream(&self, stream: u64) {
         let created = LiveStreams::created().find(stream);
         if let Some(key) = self.live_streams.find(stream).or(created) {
@@ -611,8 +615,8 @@ impl Device {
         self.live_streams.remove(stream);
     }
 
-    /// Notes that another stream (by handle) uses the block, as PyTorch's `record_stream`: once freed, it is reused
-    /// only after that stream's work up to then.
+    /// Records that another stream (by handle) uses the block, as PyTorch's `record_stream`: once freed, it
+    /// is reused only after that stream's work up to then.
     pub fn record_use(&self, address: u64, stream: u64) -> Result<(), UnknownPointer> {
         let key = self.key(stream);
         let mut state = self.state.lock();
@@ -621,7 +625,7 @@ impl Device {
             return Ok(());
         }
         let live = state.pool.find_live(address).ok_or(UnknownPointer)?;
-        if state.is_deferred(&live) || !self.forget_cached(&mut state, &live, address) {
+        if state.is_in_depot(&live) || !self.untrack(&mut state, &live, address) {
             return Err(UnknownPointer);
         }
         // A permanent stream is one of this device's.
@@ -644,8 +648,8 @@ impl Device {
         recorded.map_err(|_| UnknownPointer)
     }
 
-    /// Locks the device and flushes its caches: every free block is in the pool or the depot, and the counters are
-    /// up to date.
+    /// Locks the device and flushes its caches: every free block is in the pool or the depot, and the
+    /// counters are up to date.
     fn lock_flushed(&self) -> Guard<'_, State> {
         let mut state = self.state.lock();
         self.flush_caches(&mut state);

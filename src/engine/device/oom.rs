@@ -1,9 +1,11 @@
-//! Out of memory: every step above the pool's own ladder, in the order tried, and retries around what is not the
-//! pool's.
+//! Out of memory: every step above the pool's own ladder, in the order tried, and retries around what is not
+//! the pool's.
 
-use crate::core::{Allocated, Gpu, Origin, Refusal, SHARED_ARENA, Shortage};
+use crate::core::{Allocated, Gpu, Origin, Pool, Refusal, SHARED_ARENA, Shortage};
+use crate::device::driver_gpu::DriverGpu;
+use crate::device::oom_report::OutOfMemory;
 use crate::device::stream_cache::StreamCache;
-use crate::device::{Device, OutOfMemory, Request, State, external_cache};
+use crate::device::{Device, Request, State, external_cache};
 
 impl Device {
     /// The slow path of every allocation from the pool: no free block that is known fits `bytes`.
@@ -31,7 +33,8 @@ impl Device {
         // 1. Blocks in the other streams' caches go back to the pool.
         self.stream_caches.clear_all(held, &mut state.pool);
 
-        // 2. The pool's ladder: reuse across streams, remapping, growth, waiting (counted as `alloc_retries`).
+        // 2. The pool's ladder: reuse across streams, remapping, growth, waiting (counted as
+        //    `alloc_retries`).
         let attempt = |state: &mut State| state.pool.allocate(bytes, requested, key, arena, origin);
         let mut result = attempt(state);
 
@@ -47,12 +50,12 @@ impl Device {
 
         // 4. The process's external cache goes back to the driver. Of no use against a limit.
         let refused = |it: &Shortage| it.refusal == Refusal::OutOfMemory;
-        if result.as_ref().is_err_and(refused) && external_cache::give_back() {
+        if result.as_ref().is_err_and(refused) && external_cache::release_all() {
             result = attempt(state);
         }
 
         // 5. Deferred frees, behind a wait for the device (counted as `syncs`).
-        if is_short(&result) && self.reclaim_deferred_locked(state) {
+        if is_short(&result) && self.reclaim_relaxed_locked(state) {
             state.pool.counters_mut().syncs += 1;
             if arena != SHARED_ARENA {
                 state.pool.trim_all(Some(key));
@@ -78,13 +81,13 @@ impl Device {
         result
     }
 
-    /// Waits for the device and frees every deferred block to the pool. False if there is none, or waiting is not
-    /// possible.
-    pub fn reclaim_deferred(&self) -> bool {
-        self.reclaim_deferred_locked(&mut self.lock_flushed())
+    /// Waits for the device and frees every deferred block to the pool. False if there is none, or waiting is
+    /// not possible.
+    pub fn reclaim_relaxed(&self) -> bool {
+        self.reclaim_relaxed_locked(&mut self.lock_flushed())
     }
 
-    fn reclaim_deferred_locked(&self, state: &mut State) -> bool {
+    fn reclaim_relaxed_locked(&self, state: &mut State) -> bool {
         let State { depot, pool, .. } = state;
         self.magazines.empty(depot, pool);
         let waited = depot.bytes() > 0 && pool.gpu_mut().synchronize();
@@ -97,12 +100,12 @@ impl Device {
     /// Releases all that can be released to the driver, after waiting for the device: where the driver has no
     /// memory for an allocation that is not the pool's.
     pub fn release_all(&self) {
-        self.reclaim_deferred();
+        self.reclaim_relaxed();
         self.empty_cache();
     }
 
-    /// Allocates again (`allocate`) after a shortage, for as long as the private pool's own allocator supplies what
-    /// is missing: another thread may take it first.
+    /// Allocates again (`allocate`) after a shortage, for as long as the private pool's own allocator
+    /// supplies what is missing: another thread may take it first.
     ///
     /// The supplier is called with no lock held, and may throw a C++ exception through here.
     pub fn retry_supplied<T>(
@@ -118,4 +121,23 @@ impl Device {
             }
         }
     }
+}
+
+/// The slow path of an allocation by the driver without the pool (`uncached`), which has refused `bytes`:
+/// steps 3 and 4 of [`Device::allocate_slow`]. The others do not apply, as the block cannot come from the
+/// pool.
+#[cold]
+pub(super) fn allocate_uncached_slow(
+    pool: &mut Pool<DriverGpu>,
+    bytes: u64,
+    refusal: Refusal,
+) -> Result<u64, Refusal> {
+    let mut result = Err(refusal);
+    if pool.trim_all(None) > 0 {
+        result = pool.gpu_mut().allocate(bytes);
+    }
+    if result == Err(Refusal::OutOfMemory) && external_cache::release_all() {
+        result = pool.gpu_mut().allocate(bytes);
+    }
+    result
 }

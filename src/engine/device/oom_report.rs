@@ -46,8 +46,8 @@ impl Device {
 }
 
 impl fmt::Display for OutOfMemory {
-    /// Begins as PyTorch's message does: programs look for its first words. What is not about
-    /// memory does not: to ask again for less would be no help.
+    /// Begins as PyTorch's message does: programs look for its first words. What is not about memory does
+    /// not: to ask again for less would be no help.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Shortage {
             asked,

@@ -1,38 +1,43 @@
-//! Where a block most likely belongs, for whoever frees it and knows its address alone.
+//! Owner hints: the device and stream that a block most likely belongs to, by its address, for a free that is
+//! given nothing else.
 //!
-//! A note is made when a block is handed out, in a place by its address that other blocks may share. So
-//! what is found there is only a guess, and a wrong one costs time, no more. Most blocks come back to the
-//! stream that had them before; then nothing is written, and threads do not meet here.
+//! A hint is written when a block is allocated, into a hash table without locks in which blocks may share an
+//! entry. So it may be wrong, which costs time and nothing else. Most blocks are allocated again on the same
+//! stream: then nothing is written, and threads do not contend for the cache line.
 
 use crate::core::BLOCK;
 use crate::util::hash::fibonacci;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-const NOTES: usize = 1 << 13;
+/// A power of two.
+const HINTS: usize = 1 << 13;
 
-/// A stream's handle, which is an address, and in the uppermost byte its device's number.
-static LIKELY: [AtomicU64; NOTES] = [const { AtomicU64::new(0) }; NOTES];
+/// The stream's handle, which is an address, and above [`DEVICE_SHIFT`] the device's number.
+static TABLE: [AtomicU64; HINTS] = [const { AtomicU64::new(0) }; HINTS];
 
-const DEVICE: u32 = 56;
+const DEVICE_SHIFT: u32 = 56;
 
 #[inline]
-fn note_of(address: u64) -> &'static AtomicU64 {
-    &LIKELY[(fibonacci(address / BLOCK) >> (64 - NOTES.trailing_zeros())) as usize]
+fn entry_of(address: u64) -> &'static AtomicU64 {
+    &TABLE[(fibonacci(address / BLOCK) >> (64 - HINTS.trailing_zeros())) as usize]
 }
 
-/// The device, by its number, handed the block out on the stream, by its handle.
+/// Sets the hint of a block that the device (by number) allocated on the stream (by handle).
 #[inline]
-pub fn note(address: u64, device: i32, stream: u64) {
-    let note = note_of(address);
-    let now = (device as u64) << DEVICE | stream;
-    if note.load(Relaxed) != now {
-        note.store(now, Relaxed);
+pub fn set(address: u64, device: i32, stream: u64) {
+    let entry = entry_of(address);
+    let hint = (device as u64) << DEVICE_SHIFT | stream;
+    if entry.load(Relaxed) != hint {
+        entry.store(hint, Relaxed);
     }
 }
 
-/// The device, by its number, and the stream, by its handle, that a block most likely is of.
+/// The device (by number) and the stream (by handle) of the hint for an address.
 #[inline]
-pub fn owner(address: u64) -> (i32, u64) {
-    let note = note_of(address).load(Relaxed);
-    ((note >> DEVICE) as i32, note & ((1 << DEVICE) - 1))
+pub fn get(address: u64) -> (i32, u64) {
+    let hint = entry_of(address).load(Relaxed);
+    (
+        (hint >> DEVICE_SHIFT) as i32,
+        hint & ((1 << DEVICE_SHIFT) - 1),
+    )
 }

@@ -1,31 +1,29 @@
-//! The state of a private pool at one moment, and going back to it: which blocks are in use, and where.
+//! Checkpoints of a private pool: which blocks are in use and where, and restoring that state.
 
 use crate::core::BlockInfo;
 use crate::device::{ActiveRoute, Device, PoolId, PoolRoute, State};
 use crate::util::thread::thread_number;
 
-/// Why a private pool cannot go back to an earlier state.
+/// Why a checkpoint could not be restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotRestored {
     /// There is no private pool of that name.
     NoPool,
-    /// A block of the earlier state lies at this address, which is in use, or is the pool's no more.
+    /// The address of a block of the checkpoint, where memory is in use or not the pool's any more.
     Taken(u64),
 }
 
 impl Device {
-    /// Every block in use of a private pool; `None` where there is none of that name.
+    /// The blocks in use of a private pool; `None` if there is none of that name.
     pub fn pool_blocks(&self, pool: PoolId) -> Option<Vec<BlockInfo>> {
         let state = self.state.lock();
         let arena = state.private(pool)?.arena;
         Some(state.pool.blocks_of(arena).collect())
     }
 
-    /// Takes a private pool's blocks into use again, all of them or none, each where it was. From then
-    /// to [`Device::end_pool`] the allocations that the route's filter claims are handed these blocks,
-    /// in this order. Counts no user of the pool.
-    ///
-    /// Waits for the device where freed memory may still be used by other streams.
+    /// Restores the blocks of a private pool, all of them or none, each at its address. Until
+    /// [`Device::end_pool`] the allocations that the route's filter accepts get these blocks, in this order.
+    /// Counts no user of the pool. Waits for the device if other streams may still use free memory.
     pub fn restore_pool(&self, route: PoolRoute, blocks: &[BlockInfo]) -> Result<(), NotRestored> {
         let mut state = self.lock_flushed();
         let arena = state.private(route.pool).ok_or(NotRestored::NoPool)?.arena;

@@ -1,9 +1,9 @@
-//! Private pools, and which allocations go there: those of PyTorch's CUDA graphs and `MemPool`s.
+//! Private pools, those of PyTorch's CUDA graphs and `MemPool`s, and the routes that send allocations there.
 
 use crate::core::{ArenaId, Pool, ReservedBytes, SHARED_ARENA};
 use crate::device::driver_gpu::DriverGpu;
 use crate::device::stream_key::is_capturing;
-use crate::device::{Device, State, Supplier};
+use crate::device::{Device, State};
 use crate::util::message;
 use crate::util::thread::thread_number;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -13,25 +13,33 @@ use std::sync::atomic::Ordering::Relaxed;
 /// PyTorch's name for a private pool.
 pub type PoolId = (u64, u64);
 
-/// Sends the allocations of some streams to a private pool, from its beginning to its end.
+/// The allocator of a private pool's memory, if that is not the driver.
+pub trait Supplier: Send + Sync {
+    /// Allocates `bytes` bytes; `None` if there are none.
+    fn allocate(&self, bytes: u64) -> Option<u64>;
+    /// Frees what was allocated at this address. No work uses it any more.
+    fn free(&self, address: u64);
+}
+
+/// Sends allocations to a private pool between [`Device::begin_pool`] and [`Device::end_pool`].
 pub struct PoolRoute {
-    /// The private pool.
+    /// The private pool's name.
     pub pool: PoolId,
-    /// Whether an allocation on the stream (by handle) belongs to it. Called under the device's
-    /// lock; may not allocate.
+    /// Whether an allocation on the stream (by handle) goes there. Called under the device's lock; may not
+    /// allocate.
     pub filter: Box<dyn Fn(u64) -> bool + Send>,
 }
 
 /// A route in force.
 pub struct ActiveRoute {
     pub route: PoolRoute,
-    /// The thread that it was begun on.
+    /// The number of the thread that began it.
     pub thread: u64,
-    /// Its pool could be made.
+    /// Whether its pool could be made.
     pub made: bool,
-    /// Whether it serves a capture. Unknown, and so to be feared, until it has claimed something.
+    /// Whether it serves a capture. `None`, which counts as yes, until an allocation has taken it.
     pub capture: Option<bool>,
-    /// Addresses that the next allocations get, in this order: blocks that are in use already.
+    /// Blocks in use that the next allocations get, in this order: those of a restored checkpoint.
     pub restored: VecDeque<u64>,
 }
 
@@ -71,25 +79,25 @@ impl PrivatePools {
 /// Where an allocation comes from.
 pub enum Source {
     Arena(ArenaId),
-    /// It is met: this is its block.
+    /// The block of a restored checkpoint at this address.
     Restored(u64),
-    /// From no pool.
+    /// The driver, without the pool (`uncached`).
     Driver,
-    /// From a private pool that could not be made.
+    /// A private pool that could not be made.
     Nothing,
 }
 
 pub struct PrivatePool {
     pub arena: ArenaId,
     users: usize,
-    /// Others may have its memory rather than run out.
+    /// Whether other allocations may have its free memory rather than run out.
     pub use_on_oom: bool,
-    /// Who supplies its memory, if that is not the driver.
+    /// What allocates its memory, if that is not the driver.
     pub supplier: Option<Arc<dyn Supplier>>,
 }
 
 impl State {
-    /// PyTorch's name for an arena; that of everybody's memory for a pool that was released.
+    /// PyTorch's name for an arena's pool; (0, 0) for the shared arena, and for a pool that was released.
     pub fn pool_of(&self, arena: ArenaId) -> PoolId {
         self.private.names.get(&arena).copied().unwrap_or((0, 0))
     }
@@ -103,9 +111,9 @@ impl State {
         self.private.get(pool)
     }
 
-    /// One more user of a private pool, whose memory is supplied where a supplier is named and the pool is
-    /// new. False where it cannot be made.
-    pub fn retain(&mut self, pool: PoolId, supplier: Option<Arc<dyn Supplier>>) -> bool {
+    /// Counts one more user of a private pool, which is made with this supplier if there is none of that
+    /// name. False if it cannot be made.
+    pub fn retain_pool(&mut self, pool: PoolId, supplier: Option<Arc<dyn Supplier>>) -> bool {
         if let Some(private) = self.private.get_mut(pool) {
             private.users += 1;
             return true;
@@ -125,7 +133,7 @@ impl State {
     }
 }
 
-/// [`State::pool_at`], for who has borrowed another part of the state.
+/// [`State::pool_at`] while another part of the state is borrowed.
 pub fn pool_at(pool: &Pool<DriverGpu>, private: &PrivatePools, address: u64) -> PoolId {
     let mut names = private.names.iter();
     let owner = names.find(|(arena, _)| pool.is_of_arena(address, **arena));
@@ -133,7 +141,7 @@ pub fn pool_at(pool: &Pool<DriverGpu>, private: &PrivatePools, address: u64) -> 
 }
 
 impl Device {
-    /// The private pools by their names, with the bytes that each holds from the driver.
+    /// The private pools by their names, with the bytes that each has reserved.
     pub fn private_pool_bytes(&self) -> Vec<(PoolId, ReservedBytes)> {
         let state = self.lock_flushed();
         let pools = state.private.by_name.iter();
@@ -142,7 +150,7 @@ impl Device {
             .collect()
     }
 
-    /// Whether others may have a private pool's memory rather than run out.
+    /// Sets whether other allocations may have a private pool's free memory rather than run out.
     pub fn set_use_on_oom(&self, pool: PoolId, use_on_oom: bool) {
         let mut state = self.state.lock();
         if let Some(private) = state.private.get_mut(pool) {
@@ -150,8 +158,8 @@ impl Device {
         }
     }
 
-    /// From now on a block of the private pool takes a whole segment, where its memory is supplied or cannot
-    /// be mapped.
+    /// Has each block of a private pool take a whole segment from now on, if its memory comes from a supplier
+    /// or cannot be mapped.
     pub fn set_no_split(&self, pool: PoolId) {
         let mut state = self.state.lock();
         if let Some(arena) = state.private(pool).map(|private| private.arena) {
@@ -159,19 +167,19 @@ impl Device {
         }
     }
 
-    /// How many users the private pool has; 0 where there is none of that name.
+    /// The users of a private pool; 0 if there is none of that name.
     pub fn pool_users(&self, pool: PoolId) -> usize {
         let state = self.state.lock();
         state.private(pool).map_or(0, |private| private.users)
     }
 
-    /// From now on allocations that the route's filter claims come from its private pool, which
-    /// is made if there is none of that name. One more user of it is counted.
+    /// Sends the allocations that the route's filter accepts to its private pool from now on. The pool is
+    /// made if there is none of that name, and has one more user.
     pub fn begin_pool(&self, route: PoolRoute) {
         let mut state = self.state.lock();
-        // Where it cannot be made, what the route claims is refused: a captured graph goes on using its
-        // memory when it was freed, so that it may have nobody else's.
-        let made = state.retain(route.pool, None);
+        // If it cannot be made its allocations fail: a captured graph goes on using freed memory, which so
+        // may not be any other arena's.
+        let made = state.retain_pool(route.pool, None);
         state.routes.push(ActiveRoute {
             route,
             made,
@@ -182,8 +190,8 @@ impl Device {
         self.update_routing(&mut state);
     }
 
-    /// No more allocations go to the private pool by its route: the latest that this thread began, or where
-    /// it began none, as a capture may end on another thread, the latest of all.
+    /// Ends a route to a private pool: the latest that this thread began, or if it began none, as a capture
+    /// may end on another thread, the latest of all.
     pub fn end_pool(&self, pool: PoolId) {
         let mut state = self.state.lock();
         let thread = thread_number();
@@ -191,15 +199,15 @@ impl Device {
         let own = |it: &ActiveRoute| of_pool(it) && it.thread == thread;
         let ended = state.routes.iter().rposition(own);
         let ended = ended.or_else(|| state.routes.iter().rposition(of_pool));
-        // What the filter drops may call back; it goes after the lock.
+        // Dropping the filter may call back: it is dropped after the lock.
         let route = ended.map(|at| state.routes.remove(at));
         self.update_routing(&mut state);
         drop(state);
         drop(route);
     }
 
-    /// One user of the private pool less. With the last one its memory goes back to the driver,
-    /// as far as it is free, and the rest when it is freed.
+    /// Counts one user of a private pool less. With the last one its free memory is released to the driver,
+    /// and the rest once it is freed.
     pub fn release_pool(&self, pool: PoolId) {
         let mut state = self.state.lock();
         let Some(private) = state.private.get_mut(pool) else {
@@ -211,7 +219,7 @@ impl Device {
             if let Some(private) = &private {
                 state.pool.close_arena(private.arena);
             }
-            // Its supplier may go with it, which is no code of ours.
+            // Dropping its supplier runs the program's code: after the lock.
             drop(state);
             drop(private);
         }
@@ -219,9 +227,8 @@ impl Device {
 
     /// Where an allocation on the stream comes from while there are routes.
     #[cold]
-    pub(super) fn routed(&self, state: &mut State, stream: u64) -> Source {
-        // What is in place already is handed out whatever else holds now. Such routes' filters ask nothing
-        // of the stream.
+    pub(super) fn route(&self, state: &mut State, stream: u64) -> Source {
+        // Restored blocks come first. The filters of such routes ask the driver nothing.
         let mut restoring = state.routes.iter_mut().rev();
         let restoring = restoring.find(|it| !it.restored.is_empty() && (it.route.filter)(stream));
         if let Some(address) = restoring.and_then(|it| it.restored.pop_front()) {
@@ -230,8 +237,7 @@ impl Device {
         if state.uncached {
             return Source::Driver;
         }
-        // A filter asks the same of the stream, and would throw a C++ exception where the driver
-        // will not say.
+        // A filter queries the driver for the same, and would throw a C++ exception if it did not answer.
         let capturing = is_capturing(&self.functions, self.properties.context, stream);
         let Some(capturing) = capturing else {
             return Source::Arena(SHARED_ARENA);
@@ -262,8 +268,8 @@ impl Device {
         }
     }
 
-    /// Stream caches know nothing of routes, and are passed by while there are any. In a capture nothing
-    /// may wait or ask; what was put off then is done after it.
+    /// To be called after routes have changed. Stream caches are bypassed while there are any. In a capture
+    /// nothing may wait or query events; what was put off is done after it.
     pub(super) fn update_routing(&self, state: &mut State) {
         let routed = state.uncached || !state.routes.is_empty();
         self.routed.store(routed, Relaxed);

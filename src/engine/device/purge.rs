@@ -9,10 +9,10 @@ use std::time::Duration;
 const CHUNKS_AT_ONCE: usize = 32;
 
 impl Device {
-    /// Releases every wholly free chunk to the driver, and the external cache. Waits for the device first if free
-    /// memory may still be in use. Memory of private pools that are in use is kept.
+    /// Releases every wholly free chunk to the driver, and the external cache. Waits for the device first if
+    /// free memory may still be in use. Memory of private pools that are in use is kept.
     pub fn empty_cache(&self) {
-        external_cache::give_back();
+        external_cache::release_all();
         let mut state = self.lock_flushed();
         let waits = state.pool.counters().syncs;
         state.pool.trim_all(None);
@@ -31,9 +31,9 @@ impl Device {
         pool.gpu_mut().retry_pending_releases();
     }
 
-    /// Releases wholly free chunks that have not been used for `patience` to the driver; to be called now and then.
-    /// `now` is the time of a monotonic clock. Never waits for the GPU. True if there is more to release, which the
-    /// next call does: each holds the device's lock for a few chunks only.
+    /// Releases wholly free chunks that have not been used for `patience` to the driver; to be called now and
+    /// then. `now` is the time of a monotonic clock. Never waits for the GPU. True if there is more to
+    /// release, which the next call does: each holds the device's lock for a few chunks only.
     pub fn purge_idle(&self, now: Duration, patience: Duration) -> bool {
         let mut state = self.lock_flushed();
         let seen = [Origin::Allocator, Origin::Cuda].map(|origin| {
@@ -46,7 +46,8 @@ impl Device {
         }
         let quiet_since = state.seen.1;
         let silent = now.saturating_sub(quiet_since) >= patience;
-        // A capture on a stream that synchronizes with the default one may be unannounced: the driver is asked.
+        // A capture on a stream that synchronizes with the default one may be unannounced: the driver is
+        // asked.
         if silent && is_capturing(&self.functions, self.properties.context, 0) != Some(false) {
             return false;
         }

@@ -1,4 +1,5 @@
-//! Spans: memory of a device that other processes may open, as the chunks that make it up.
+//! Spans: ranges of a device's memory that other processes may import, each a list of chunks or one plain
+//! segment.
 
 use crate::util::secret::Secret;
 use std::collections::HashMap;
@@ -8,20 +9,20 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Bytes of an IPC handle, ours and CUDA's.
+/// Bytes of an IPC handle, the library's own or CUDA's.
 pub const HANDLE_SIZE: usize = 64;
 
 /// CUDA's own handle of a plain segment (`CUipcMemHandle`).
 pub type SegmentHandle = [u8; HANDLE_SIZE];
 
-/// Why memory cannot be shared with another process, or another process's memory not be opened.
+/// Why memory could not be exported or imported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IpcError {
     /// There is no block in use at the address.
     Unknown,
     /// The memory was freed, or its process has ended.
     Gone,
-    /// The system or the driver refuses; the text says what and why.
+    /// The system or the driver refused, as the text says.
     Forbidden(String),
 }
 
@@ -47,15 +48,15 @@ impl fmt::Display for IpcError {
     }
 }
 
-/// Memory that other processes may open: chunks side by side, or one plain segment.
+/// Memory that other processes may import: chunks at consecutive addresses, or one plain segment.
 pub struct Span {
     /// Unique in the process, and never used again.
     pub number: u64,
-    /// A process that knows it may open the whole span.
+    /// A process that knows it may import the whole span.
     pub secret: Secret,
-    /// The chunks' handles, or the segment's address, with their sizes in bytes.
+    /// Each chunk's handle, or the segment's address, and its size in bytes.
     pub parts: Vec<(u64, u64)>,
-    /// The parts are chunks.
+    /// Whether the parts are chunks.
     pub mapped: bool,
 }
 
@@ -66,9 +67,9 @@ impl Span {
     }
 }
 
-/// What another process gets when it opens a span.
+/// What a process that imports a span is sent.
 pub enum Export {
-    /// Descriptors of some of its chunks.
+    /// File descriptors of some of its chunks.
     Chunks(Vec<OwnedFd>),
     /// The segment's handle.
     Segment(SegmentHandle),
@@ -81,12 +82,12 @@ pub enum Export {
 pub struct Spans {
     list: HashMap<u64, Arc<Span>>,
     numbers: HashMap<Vec<(u64, u64)>, u64>,
-    /// How many were left by the last [`Spans::sweep`].
+    /// Spans that the last [`Spans::sweep`] left.
     swept: usize,
 }
 
 impl Spans {
-    /// The span of these parts; a new one if there is none.
+    /// The span of these parts, which is added if there is none.
     pub fn find_or_add(
         &mut self,
         parts: Vec<(u64, u64)>,
@@ -107,12 +108,12 @@ impl Spans {
         Ok(span)
     }
 
-    /// The span of a number.
+    /// A span by its number.
     pub fn get(&self, number: u64) -> Option<Arc<Span>> {
         self.list.get(&number).cloned()
     }
 
-    /// Drops the spans of a chunk or segment that is released to the driver.
+    /// Removes the spans of a chunk (by handle) or segment (by address) that is released to the driver.
     pub fn remove_part(&mut self, part: u64) {
         if !self.list.is_empty() {
             self.retain(|span| !span.parts.iter().any(|(it, _)| *it == part));
@@ -124,8 +125,8 @@ impl Spans {
         self.list.len() >= 2 * self.swept.max(512)
     }
 
-    /// Drops spans whose chunks do not lie side by side any more, in their order: they were remapped, so no
-    /// block that was shared is in use there. `home` has the address of each chunk.
+    /// Removes spans whose chunks are not at consecutive addresses any more: they were remapped, so no
+    /// exported block is in use there. `home` has the address of each chunk.
     pub fn sweep(&mut self, home: &HashMap<u64, u64>) {
         self.retain(|span| {
             let mut next = None;

@@ -1,4 +1,5 @@
-//! Which stream a handle means: the driver reuses the handles of streams that were destroyed.
+//! Stream keys: a stream's identity by its handle and the driver's id, since the driver reuses the handles of
+//! destroyed streams.
 
 use crate::core::StreamKey;
 use crate::device::context::current;
@@ -14,15 +15,14 @@ const LEGACY: u64 = 1;
 
 pub const PER_THREAD: u64 = 2;
 
-/// Stands for the id of a stream that is being captured, which cannot be asked for, where it is not known
-/// already ([`Streams`]). So to the pool it is another stream than before and after the capture, whose
-/// memory it can only have as any other could. Two streams of one handle, each captured, the first
-/// destroyed before the second was made, are one stream to it; PyTorch's own streams are never destroyed.
+/// Stands for the id of a stream that is being captured, which the driver does not tell, unless the stream is
+/// permanent and its id known. So to the pool it is another stream than before and after the capture. Two
+/// streams of one handle, each captured, the first destroyed before the second was made, are one stream to
+/// it; PyTorch's own streams are never destroyed.
 const CAPTURED: u64 = u64::MAX;
 
-/// The identity of a stream, given its handle. The default stream is never destroyed and needs
-/// no call; the per-thread one is named by its thread; for others the driver is asked, but for those
-/// that are known to last.
+/// The identity of a stream, given its handle. The default stream is never destroyed and needs no call; the
+/// per-thread one has its thread's number as id; for others the driver is asked, but for permanent ones.
 #[inline]
 pub fn stream_key(
     functions: &Functions,
@@ -44,8 +44,8 @@ pub fn stream_key(
     }
 }
 
-/// Has the driver never asked again for the identity of a stream that is never destroyed. No effect
-/// while the stream is captured: it cannot be asked for then.
+/// Caches the id of a stream that is never destroyed. No effect while the stream is captured, as the driver
+/// does not tell its id then.
 #[cold]
 pub fn add_permanent_stream(
     functions: &Functions,
@@ -75,15 +75,15 @@ fn stream_id(functions: &Functions, context: usize, handle: u64) -> u64 {
     ask_id(functions, handle).unwrap_or_else(|| stream_id_in(functions, context, handle))
 }
 
-/// The same on a thread that has no context yet.
+/// [`stream_id`] on a thread that has no context yet.
 #[cold]
 fn stream_id_in(functions: &Functions, context: usize, handle: u64) -> u64 {
     let _current = current(functions, context);
     ask_id(functions, handle).unwrap_or(0)
 }
 
-/// To ask a captured stream for its id would end the capture; to ask whether it is captured does not
-/// (H100, driver 580, every capture mode).
+/// To ask a captured stream for its id would end the capture; to ask whether it is captured does not (H100,
+/// driver 580, every capture mode).
 #[inline]
 fn ask_id(functions: &Functions, handle: u64) -> Option<u64> {
     let (mut capturing, mut id) = (0, 0);
@@ -99,8 +99,8 @@ fn ask_id(functions: &Functions, handle: u64) -> Option<u64> {
     }
 }
 
-/// Whether a stream is being captured; `None` where the driver will not say, as for the default
-/// stream while a stream that waits for it is.
+/// Whether a stream is being captured; `None` if the driver does not tell, as for the default stream while a
+/// stream that synchronizes with it is captured.
 pub fn is_capturing(functions: &Functions, context: usize, handle: u64) -> Option<bool> {
     let _current = current(functions, context);
     let mut status = 0;
@@ -111,8 +111,8 @@ pub fn is_capturing(functions: &Functions, context: usize, handle: u64) -> Optio
     }
 }
 
-/// The context of another device that a stream belongs to; `None` where it is this device's, or a
-/// default stream, which is taken to be.
+/// The context of another device that a stream belongs to; `None` for a stream of this device, which default
+/// streams count as.
 pub fn foreign_context(functions: &Functions, context: usize, handle: u64) -> Option<usize> {
     if handle <= PER_THREAD {
         return None;

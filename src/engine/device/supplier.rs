@@ -1,24 +1,19 @@
-//! Private pools whose memory somebody else supplies: PyTorch's `MemPool` with an allocator of its own, such as
-//! NCCL's, which makes memory that network and switch reach by themselves.
+//! Private pools whose memory a supplier allocates: PyTorch's `MemPool` with an allocator of its own, such as
+//! NCCL's, whose memory network cards and switches can access.
 //!
-//! Suppliers are code of the program's. They are called with no lock held: they may allocate themselves, wait
-//! for Python's interpreter, or throw a C++ exception, which goes through here to whoever called.
+//! Suppliers are the program's code. They are called with no lock held: they may allocate themselves, wait
+//! for Python's interpreter, or throw a C++ exception, which unwinds through this file to the caller.
 
 use crate::core::{BLOCK, Refusal, SHARED_ARENA, Shortage};
-use crate::device::{Device, OutOfMemory, PoolId};
+use crate::device::Device;
+use crate::device::oom_report::OutOfMemory;
+use crate::device::private_pools::{PoolId, Supplier};
 use crate::util::message;
 use std::mem::forget;
 use std::sync::Arc;
 
-/// Whoever supplies a private pool's memory.
-pub trait Supplier: Send + Sync {
-    /// The address of so many bytes; `None` where there are none.
-    fn supply(&self, bytes: u64) -> Option<u64>;
-    /// Takes back what it supplied at this address. No work uses it any more.
-    fn take_back(&self, address: u64);
-}
-
-/// Bytes that somebody is about to supply, or has taken back: they count towards the limit until this goes.
+/// Bytes that a supplier is about to allocate, or to free: they count towards the limit until this is
+/// dropped.
 struct Reservation<'a> {
     device: &'a Device,
     bytes: u64,
@@ -27,7 +22,7 @@ struct Reservation<'a> {
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         let _state = self.device.state.lock();
-        self.device.ledger.give(self.bytes);
+        self.device.ledger.subtract(self.bytes);
     }
 }
 
@@ -40,18 +35,18 @@ struct Returned {
 impl Drop for Returned {
     fn drop(&mut self) {
         if let Some(supplier) = self.supplier.take() {
-            supplier.take_back(self.address);
+            supplier.free(self.address);
         }
     }
 }
 
 impl Device {
-    /// `None` where it would be beyond the limit. Suppliers are called after it, so that of requests that come
-    /// at the same time each counts for the others.
+    /// Reserves `bytes` of the limit before a supplier is called, so that concurrent requests count for each
+    /// other. `None` if they are beyond the limit.
     fn reserve_supplied(&self, bytes: u64) -> Option<Reservation<'_>> {
         let _state = self.state.lock();
         self.ledger.allows(bytes).then(|| {
-            self.ledger.take(bytes);
+            self.ledger.add(bytes);
             Reservation {
                 device: self,
                 bytes,
@@ -59,14 +54,15 @@ impl Device {
         })
     }
 
-    /// Counts one more user of the private pool, which is made if there is none of that name: of what the
-    /// supplier supplies, if there is one.
+    /// Counts one more user of a private pool. If there is none of that name it is made, and gets its memory
+    /// from the supplier, or without one from the driver.
     pub fn retain_pool(&self, pool: PoolId, supplier: Option<Arc<dyn Supplier>>) {
-        self.state.lock().retain(pool, supplier);
+        self.state.lock().retain_pool(pool, supplier);
     }
 
-    /// Has the private pool supplied with what a request missed; then it is to be made again. Where nothing
-    /// is missing that is supplied, or there is no more, the answer is what to tell the program.
+    /// Has the private pool's supplier allocate what a request was short of; the request is to be made again
+    /// then. An error is for the program: the pool has no supplier, or the supplier has no memory, also after
+    /// free memory was returned to it.
     pub fn supply(&self, mut shortage: Box<OutOfMemory>) -> Result<(), Box<OutOfMemory>> {
         let Refusal::Unsupplied(bytes) = shortage.shortage.refusal else {
             return Err(shortage);
@@ -80,14 +76,14 @@ impl Device {
         for last in [false, true] {
             let Some(supplier) = &supplier else { break };
             match self.reserve_supplied(bytes) {
-                Some(reservation) => match supplier.supply(bytes) {
+                Some(reservation) => match supplier.allocate(bytes) {
                     Some(address) if self.add_supplied(address, bytes, shortage.pool, supplier) => {
-                        // It counts until it is returned.
+                        // The bytes count until they are returned.
                         forget(reservation);
                         return Ok(());
                     }
                     Some(address) => {
-                        supplier.take_back(address);
+                        supplier.free(address);
                         break;
                     }
                     None => {}
@@ -112,8 +108,8 @@ impl Device {
         Err(shortage)
     }
 
-    /// Whether the private pool has room for the request in memory that any stream may use, as it may once
-    /// the device was waited for.
+    /// Whether the private pool has a completed free block for the request, as it may after a wait for the
+    /// device.
     fn has_idle_block(&self, shortage: &OutOfMemory) -> bool {
         let size = self.block_size(shortage.shortage.asked as usize);
         let state = self.state.lock();
@@ -121,7 +117,7 @@ impl Device {
         private.is_some_and(|it| state.pool.has_idle_block(size, it.arena))
     }
 
-    /// False where the memory cannot be used.
+    /// Adds a supplied segment to its pool. False if it cannot be used.
     fn add_supplied(
         &self,
         address: u64,
@@ -145,7 +141,7 @@ impl Device {
         true
     }
 
-    /// Gives suppliers back what is not needed any more. Trackers are told first.
+    /// Returns released segments to their suppliers. Trackers are told first.
     pub fn return_supplied(&self) {
         loop {
             let mut state = self.state.lock();

@@ -46,8 +46,7 @@ pub fn synchronize(functions: &Functions, context: usize, events: &Mutex<Events>
     let no_capture = NoCapture::hold()?;
     let _current = current(functions, context);
     let Some(event) = events.lock().take(functions) else {
-        // The context has failed: it says how.
-        // SAFETY: no arguments.
+        // The context has failed: it says how. SAFETY: no arguments.
         return Some(unsafe { (functions.cuCtxSynchronize)() });
     };
     // SAFETY: an event of this context, which was retained.
@@ -63,8 +62,8 @@ pub fn synchronize(functions: &Functions, context: usize, events: &Mutex<Events>
     Some(status)
 }
 
-/// Waits for all work of a context, whatever is being captured, and breaks no capture: `cuMemFree` waits
-/// for the device, and a thread may call it in relaxed mode while streams capture. With `as_program` in the
+/// Waits for all work of a context, whatever is being captured, and breaks no capture: `cuMemFree` waits for
+/// the device, and a thread may call it in relaxed mode while streams capture. With `as_program` in the
 /// thread's own mode, in which it fails where the program's own call would. The driver's status.
 pub fn synchronize_in_capture(functions: &Functions, context: usize, as_program: bool) -> u32 {
     let _current = current(functions, context);

@@ -50,7 +50,7 @@ impl Device {
             return;
         };
         let _turn = self.telling.lock();
-        drop(self.caught_up(0, &None));
+        drop(self.lock_recorded(0, &None));
         loop {
             // In a statement of its own, so that the lock is released.
             let event = self.state.lock().history.pop_untold();

@@ -1,21 +1,23 @@
-//! Memory without a pool: each block is one of the driver's, taken when it is asked for and given back
-//! when it is freed, and nothing is counted. What finds mistakes in a program's accesses (CUDA's
-//! compute-sanitizer) sees each block's bounds then: they are those of the request.
+//! Allocation without the pool (PyTorch's `PYTORCH_NO_CUDA_MEMORY_CACHING`): each block is an allocation of
+//! the driver and is not counted, so that tools that check accesses (CUDA's compute-sanitizer) see the bounds
+//! of each request.
 
-use crate::core::{Gpu, Refusal, SHARED_ARENA};
+use crate::core::{Gpu, SHARED_ARENA};
 use crate::device::exported;
-use crate::device::external_cache;
-use crate::device::{Device, OutOfMemory, State};
+use crate::device::oom::allocate_uncached_slow;
+use crate::device::oom_report::OutOfMemory;
+use crate::device::{Device, State};
 use std::mem::take;
 
 impl Device {
-    /// Whether blocks come from the driver one by one from now on. Those in use are freed as they came.
+    /// Turns allocation without the pool on or off. Blocks in use are freed to where they came from.
     pub fn set_uncached(&self, uncached: bool) {
         let mut state = self.lock_flushed();
         state.uncached = uncached;
         self.update_routing(&mut state);
     }
 
+    /// Allocates from the driver.
     #[cold]
     pub(super) fn allocate_uncached(
         &self,
@@ -24,15 +26,8 @@ impl Device {
     ) -> Result<u64, Box<OutOfMemory>> {
         let bytes = size.max(1) as u64;
         let State { pool, blocks, .. } = state;
-        let mut taken = pool.gpu_mut().allocate(bytes);
-        // The pool may hold free memory from before.
-        if taken.is_err() && pool.trim_all(None) > 0 {
-            taken = pool.gpu_mut().allocate(bytes);
-        }
-        if taken == Err(Refusal::OutOfMemory) && external_cache::give_back() {
-            taken = pool.gpu_mut().allocate(bytes);
-        }
-        match taken {
+        let allocated = pool.gpu_mut().allocate(bytes);
+        match allocated.or_else(|refusal| allocate_uncached_slow(pool, bytes, refusal)) {
             Ok(address) => {
                 blocks.insert(address, bytes);
                 Ok(address)
@@ -44,7 +39,7 @@ impl Device {
         }
     }
 
-    /// Gives a block back to the driver, which waits for the work that uses it. False where it is none.
+    /// Frees a block to the driver, which waits for its work. False if it is not one that came from there.
     #[cold]
     pub(super) fn free_uncached(state: &mut State, address: u64) -> bool {
         match state.blocks.remove(&address) {
@@ -56,7 +51,7 @@ impl Device {
         }
     }
 
-    /// Gives all blocks back that came from the driver one by one.
+    /// Frees all blocks that came from the driver.
     pub(super) fn free_all_uncached(state: &mut State) {
         for (address, bytes) in take(&mut state.blocks) {
             exported::revoke(address);

@@ -81,7 +81,7 @@ impl IpcBlock {
 
     /// The handle of `size` bytes from the block's start on, valid as long as the span is.
     pub fn handle_of_tensor(&self, size: u64) -> Result<Handle, IpcError> {
-        exported::note_tensor();
+        exported::mark_tensor();
         self.handle(self.offset, size)
     }
 

@@ -109,7 +109,7 @@ fn unmap(mapping: Mapping) {
     // If the device has failed, or the driver has shut down, there is nothing to wait for.
     device.synchronize();
     match kind {
-        Kind::Chunks { mapped } => device.unmap_shared(*address, *mapped, *bytes),
+        Kind::Chunks { mapped } => device.unmap_imported(*address, *mapped, *bytes),
         Kind::Segment => device.close_segment(*address),
     }
 }
@@ -138,7 +138,7 @@ pub fn import(device: &'static Device, handle: &Handle) -> Result<Arc<Imported>,
         }
         let mut imported = Imported::new(Mapping {
             device,
-            address: device.reserve_shared(first.bytes)?,
+            address: device.reserve_imported(first.bytes)?,
             bytes: first.bytes,
             kind: Kind::Chunks { mapped: 0 },
         });
@@ -151,7 +151,7 @@ pub fn import(device: &'static Device, handle: &Handle) -> Result<Arc<Imported>,
             }
             at += more;
         }
-        device.open_shared(imported.address, first.bytes, first.device)?;
+        device.grant_imported(imported.address, first.bytes, first.device)?;
         Ok(imported)
     })
 }
@@ -219,7 +219,7 @@ fn map_chunks(
         if *size > *bytes - *mapped {
             return Err(IpcError::Gone);
         }
-        device.map_shared(*address + *mapped, *size, &file)?;
+        device.map_imported(*address + *mapped, *size, &file)?;
         *mapped += size;
     }
     Ok(count)
@@ -259,7 +259,7 @@ mod tests {
         let device = Device::open(functions, 0, 1, &settings).expect("a device");
         let device: &'static Device = Box::leak(Box::new(device));
         let block = device.allocate(6 << 20, 0).expect("memory");
-        let shared = device.share(block).expect("a block");
+        let shared = device.ipc_block(block).expect("a block");
         let before = (
             machine.used(0),
             machine.handles(),
@@ -300,12 +300,12 @@ mod tests {
         let bytes = sizes.iter().sum();
         let mut imported = Imported::new(Mapping {
             device,
-            address: device.reserve_shared(bytes)?,
+            address: device.reserve_imported(bytes)?,
             bytes,
             kind: Kind::Chunks { mapped: 0 },
         });
         assert_eq!(map_chunks(&mut imported, &sizes, files)?, 3);
-        device.open_shared(imported.address, bytes, [0; 16])?;
+        device.grant_imported(imported.address, bytes, [0; 16])?;
         Ok(imported)
     }
 

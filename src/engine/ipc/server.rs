@@ -246,7 +246,7 @@ fn respond(request: &Request) -> Option<(Response, Vec<OwnedFd>)> {
         let (span, export) = it.export(span, secret, first, BATCH)?;
         Some((it.uuid(), span, export))
     })?;
-    exported::note_imported();
+    exported::mark_imported();
     let mut response = Response {
         parts: span.parts.len() as u64,
         bytes: span.bytes(),

@@ -6,6 +6,7 @@
 pub mod allocator;
 pub mod cuda_calls;
 pub mod exit;
+mod launcher;
 mod purge_timer;
 pub mod ready_devices;
 pub mod settings;

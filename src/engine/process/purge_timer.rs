@@ -1,7 +1,7 @@
 //! The thread that purges idle memory if `idle_release_ms` is set.
 //!
-//! It purges every device [`external_cache::LOOKS`] times in that time, and holds a device's lock for about a
-//! millisecond at most. It stops before the driver does: functions registered with `atexit` run in the
+//! It purges every device [`external_cache::CHECKS`] times in that time, and holds a device's lock for about
+//! a millisecond at most. It stops before the driver does: functions registered with `atexit` run in the
 //! reverse order of their registration, and the driver was initialised first. A forked child has no such
 //! thread, and needs none, as it has no memory.
 
@@ -61,8 +61,8 @@ fn purge_until_exit(allocator: &Allocator, timeout: Duration) -> Option<Infallib
     allocator.functions().relax_capture_mode();
     let start = Instant::now();
     loop {
-        sleep((timeout / external_cache::LOOKS).max(Duration::from_millis(1)));
-        unless_ending(external_cache::tend)?;
+        sleep((timeout / external_cache::CHECKS).max(Duration::from_millis(1)));
+        unless_ending(external_cache::purge)?;
         for device in allocator.devices_in_use() {
             // A millisecond at a time: the end of the process need not wait for all of it.
             while unless_ending(|| device.purge_idle(start.elapsed(), timeout))? {}

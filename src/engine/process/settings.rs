@@ -20,7 +20,7 @@ static LIMIT_UNKNOWN: AtomicBool = AtomicBool::new(false);
 
 static SETTINGS: Lazy<Settings> = Lazy::new(|| {
     let (settings, diagnostics) = read_environment(IGNORE_PYTORCH.load(Relaxed));
-    let unlimited = |it: &Diagnostic| it.severity == Severity::Unlimited;
+    let unlimited = |it: &Diagnostic| it.severity == Severity::LimitMistake;
     LIMIT_UNKNOWN.store(diagnostics.iter().any(unlimited), Relaxed);
     settings
 });

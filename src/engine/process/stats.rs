@@ -1,15 +1,16 @@
 //! The statistics as JSON.
 //!
-//! The pool's counters are the only source. `OWN` is the one list of the fields that PyTorch does not have: the
-//! JSON and the table of docs/statistics.md are both made from it.
+//! The pool's counters are the only source. `OWN` is the one list of the fields that PyTorch does not have:
+//! the JSON and the table of docs/statistics.md are both made from it.
 
 use crate::core::{PoolStats, Stat, TORCH_COUNTS, Usage};
 use crate::device::external_cache;
 use crate::device::{Device, Figures};
 use crate::process::allocator::{Allocator, allocator_in_use};
 use crate::process::cuda_calls;
+use crate::process::launcher;
 use crate::process::stats_path;
-use crate::settings;
+use crate::settings::variable_text as variable;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::fs::File;
@@ -82,8 +83,8 @@ own! {
         };
 }
 
-/// The statistics of all open devices, one JSON object. A device that another thread keeps locked for longer than
-/// `timeout` is marked `busy` and has no figures.
+/// The statistics of all open devices, one JSON object. A device that another thread keeps locked for longer
+/// than `timeout` is marked `busy` and has no figures.
 pub fn json(timeout: Duration) -> String {
     json_of(allocator_in_use(), timeout)
 }
@@ -107,7 +108,9 @@ pub fn json_of(allocator: Option<&Allocator>, timeout: Duration) -> String {
         "version": env!("CARGO_PKG_VERSION"),
         "pid": std::process::id(),
         "host": stats_path::host_name(),
-        "rank": stats_path::rank(settings::variable_text).and_then(|rank| rank.parse::<u64>().ok()),
+        "rank": launcher::rank(variable).and_then(|rank| rank.parse::<u64>().ok()),
+        "local_rank": launcher::local_rank(variable),
+        "world_size": launcher::world_size(variable),
         "command_line": command_line(),
         "used_gpu": !devices.is_empty(),
         "time": now.as_secs(),

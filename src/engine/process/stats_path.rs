@@ -1,5 +1,6 @@
 //! Paths of statistics: what the placeholders of a pattern such as `stats-%h-%p.json` stand for.
 
+use crate::process::launcher;
 use crate::settings;
 use std::env;
 use std::ffi::OsString;
@@ -46,7 +47,7 @@ pub fn expand_with(
             Some(b'%') => path.push(b'%'),
             Some(b'p') => path.extend(std::process::id().to_string().bytes()),
             Some(b'h') => path.extend(host()),
-            Some(b'r') => path.extend(rank(&lookup).as_deref().unwrap_or("0").bytes()),
+            Some(b'r') => path.extend(launcher::rank(&lookup).as_deref().unwrap_or("0").bytes()),
             Some(other) => {
                 let other = char::from(other).escape_default();
                 return Err(mistake(&format!("%{other} means nothing")));
@@ -106,12 +107,4 @@ fn host() -> Vec<u8> {
 /// The host's name.
 pub fn host_name() -> String {
     String::from_utf8_lossy(&host()).into_owned()
-}
-
-/// The rank that a launcher gave the process, if one did: digits.
-pub fn rank(lookup: impl Fn(&str) -> Option<String>) -> Option<String> {
-    ["RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"]
-        .iter()
-        .filter_map(|name| lookup(name))
-        .find(|rank| !rank.is_empty() && rank.bytes().all(|byte| byte.is_ascii_digit()))
 }

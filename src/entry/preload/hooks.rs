@@ -206,9 +206,9 @@ macro_rules! interposed {
 }
 pub(super) use interposed;
 
-/// The same with the functions by which the driver allocates for itself, and which are its own: arrays,
-/// contexts, modules, what kernels need when they are first launched. Where it has no memory for them, what the
-/// pool keeps for later goes back to it, and it is asked again; see `room`.
+/// Calls `$then!` with the functions by which the driver allocates for itself: arrays, contexts, modules, what kernels
+/// need when they are first launched. If it is out of memory, the pool's cached memory is returned to it and the call
+/// is made again; see `retry_oom`.
 ///
 /// ```text
 /// symbol[values that the driver writes over; how many]: name for cuGetProcAddress, CUDA version that brought

@@ -39,10 +39,10 @@ pub fn get(handle: *mut c_void, address: u64) -> Answer {
         // CUDA shares neither.
         AllocatedBy::OtherProcess | AllocatedBy::MallocAsync => return Some(INVALID_VALUE),
         AllocatedBy::Malloc => device
-            .share(found.start)
+            .ipc_block(found.start)
             .and_then(|it| it.handle_of_block(found.requested)),
         AllocatedBy::Allocator => device
-            .share_tensor(address)
+            .ipc_block_of_tensor(address)
             .and_then(|it| it.handle_of_tensor(found.requested)),
     };
     match made {

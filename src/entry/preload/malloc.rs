@@ -10,7 +10,6 @@ use concertina_engine::device::Device;
 use concertina_engine::device::OutOfMemory;
 use concertina_engine::process::allocator::Allocator;
 use concertina_engine::process::allocator::allocator_in_use;
-use concertina_engine::settings::Free;
 use std::collections::HashMap;
 use std::ffi::c_uint;
 use std::sync::{Mutex, PoisonError};
@@ -169,7 +168,7 @@ fn free_to_any_pool(address: u64) -> Answer {
         return Some(0);
     }
     let here = primary_context::current_device_in_use();
-    if let Some(status) = here.and_then(|device| free_to_pool(allocator, device, address)) {
+    if let Some(status) = here.and_then(|device| free_to_pool(device, address)) {
         return Some(status);
     }
     if mutation::is_on("unknown") {
@@ -189,7 +188,7 @@ fn free_to_other_pool(allocator: &Allocator, here: Option<&Device>, address: u64
         .filter(|other| here.is_none_or(|here| here.ordinal() != other.ordinal()));
     for device in others {
         if device.find(address).is_some()
-            && let Some(status) = free_to_pool(allocator, device, address)
+            && let Some(status) = free_to_pool(device, address)
         {
             return Some(status);
         }
@@ -201,22 +200,22 @@ fn free_to_other_pool(allocator: &Allocator, here: Option<&Device>, address: u64
         .then_some(INVALID_VALUE)
 }
 
-/// Takes a block back. `None` where it is none of the device's; the wait's status where that fails,
-/// because work has failed or a capture forbids to wait, as the driver's own function would say.
+/// Waits for the device, as `cudaFree` promises, and frees a block to its pool. `None` if the device has no block at
+/// the address; the wait's status where that fails, because work has failed or a capture forbids to wait, as the
+/// driver's own function would answer.
 #[inline]
-fn free_to_pool(allocator: &Allocator, device: &Device, address: u64) -> Answer {
-    let freed = match allocator.settings().free {
-        _ if mutation::is_on("wait") => device.free_completed(address),
-        Free::Relaxed if mutation::is_on("relaxed") => device.free_completed(address),
-        _ => match device.synchronize_as_free() {
-            // A deferred block was freed before.
-            0 if conf::is_free_relaxed() && !device.is_allocated(address) => return None,
-            0 => device.free_completed(address),
-            status => {
-                let found = device.find(address).filter(|it| it.start == address);
-                return found.map(|_| status);
-            }
-        },
-    };
-    freed.ok().map(|()| 0)
+fn free_to_pool(device: &Device, address: u64) -> Answer {
+    let waits = !(mutation::is_on("wait") || conf::is_free_relaxed() && mutation::is_on("relaxed"));
+    if waits {
+        let status = device.synchronize_as_free();
+        if status != 0 {
+            let found = device.find(address).filter(|it| it.start == address);
+            return found.map(|_| status);
+        }
+        // A double free: with `free:relaxed` the block may still lie in a magazine or the depot.
+        if conf::is_free_relaxed() && !device.is_allocated(address) {
+            return None;
+        }
+    }
+    device.free_completed(address).ok().map(|()| 0)
 }

@@ -49,7 +49,7 @@ pub fn allocate_from(address: *mut u64, bytes: usize, pool: *mut c_void, stream:
     )
 }
 
-/// A block for the stream; when memory runs out, after deferred frees have completed.
+/// A block for the stream.
 #[inline]
 fn block(device: &Device, bytes: usize, key: StreamKey) -> Result<u64, Box<OutOfMemory>> {
     device.allocate_on_stream(bytes, key)

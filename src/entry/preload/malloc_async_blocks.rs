@@ -41,7 +41,7 @@ fn note_all(addresses: impl IntoIterator<Item = u64>) {
 
 /// PyTorch is about to allocate from the device's pool: the stream-ordered blocks there now are `cudaMallocAsync`'s.
 pub fn note_before_sharing(device: &Device) {
-    let blocks = device.stream_ordered();
+    let blocks = device.stream_ordered_blocks();
     if !is_shared_with_pytorch(device) && !blocks.is_empty() {
         note_all(blocks);
     }

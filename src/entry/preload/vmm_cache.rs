@@ -15,7 +15,7 @@
 
 use super::abi::{AccessDesc, AllocationProp, DEVICE, PINNED};
 use super::{driver_table, mutation, program_calls};
-use concertina_engine::device::external_cache::{self, LOOKS};
+use concertina_engine::device::external_cache::{self, CHECKS};
 use concertina_engine::device::thread_number;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -92,7 +92,7 @@ pub struct MappingCache {
     pub cached: Vec<(u64, usize)>,
     /// Bytes of the last.
     pub bytes: usize,
-    /// MappingCache that are not mapped to the program.
+    /// Mappings that are not mapped to the program.
     pub unmapped: usize,
     pub checks: u32,
     /// The program gives addresses back right after the handle.
@@ -105,14 +105,14 @@ static CACHE: Mutex<Option<MappingCache>> = Mutex::new(None);
 /// How many of them are not mapped to the program.
 static UNMAPPED: AtomicUsize = AtomicUsize::new(0);
 
-/// Works with all cache. The driver is called meanwhile, by functions that do not wait for the GPU (H100), and
+/// Runs `work` with the cache locked. The driver is called meanwhile, by functions that do not wait for the GPU (H100), and
 /// nothing else is waited for.
 pub fn with<T>(work: impl FnOnce(&mut MappingCache) -> T) -> T {
     let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = cache.get_or_insert_default();
     let result = work(cache);
     UNMAPPED.store(cache.unmapped, Relaxed);
-    external_cache::note_bytes(cache.bytes as u64);
+    external_cache::set_bytes(cache.bytes as u64);
     result
 }
 
@@ -130,7 +130,7 @@ impl MappingCache {
         let mut newest_first = self.cached.iter().rev();
         let alike = |it: &&(u64, usize)| it.1 == kind.size && self.all[&it.0].kind == kind;
         let (address, _) = *newest_first.find(alike)?;
-        external_cache::note_served();
+        external_cache::count_hit();
         self.set_state(address, State::Recreated(thread_number()));
         Some(self.all[&address].handle)
     }
@@ -289,7 +289,7 @@ impl MappingCache {
     }
 }
 
-/// See [`ExternalCache`].
+/// See [`external_cache::ExternalCache`].
 pub fn release_all() -> bool {
     if UNMAPPED.load(Relaxed) == 0 || mutation::is_on("kept back") {
         return false;
@@ -298,7 +298,7 @@ pub fn release_all() -> bool {
     with(MappingCache::release_all)
 }
 
-/// See [`ExternalCache`].
+/// See [`external_cache::ExternalCache`].
 pub fn purge() {
     if UNMAPPED.load(Relaxed) == 0 {
         return;
@@ -308,7 +308,7 @@ pub fn purge() {
         cache.checks += 1;
         let checks = cache.checks;
         cache.finish_teardowns_of(|_| true);
-        let is_idle = |address| matches!(cache.all[&address].state, State::Cached(since) if checks - since >= LOOKS);
+        let is_idle = |address| matches!(cache.all[&address].state, State::Cached(since) if checks - since >= CHECKS);
         let cached = cache.cached.iter().map(|it| it.0);
         let idle: Vec<u64> = cached.filter(|it| is_idle(*it)).take(AT_ONCE).collect();
         idle.into_iter().for_each(|it| cache.forget_mapping(it));

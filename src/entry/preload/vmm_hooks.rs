@@ -5,7 +5,7 @@ use super::abi::{
 };
 use super::vmm_cache::{self, Kind, LARGEST, Mapping, State, with};
 use super::{driver_table, mutation, primary_context, retry_oom, stream_capture};
-use concertina_engine::device::external_cache::{self, Keeper};
+use concertina_engine::device::external_cache::{self, ExternalCache};
 use concertina_engine::device::thread_number;
 use concertina_engine::process::allocator::allocator_in_use;
 use concertina_engine::process::startup;
@@ -19,9 +19,9 @@ fn prepare() {
     static READY: AtomicBool = AtomicBool::new(false);
     if !READY.load(Relaxed) {
         startup::initialize();
-        external_cache::announce(Keeper {
-            give_back: vmm_cache::release_all,
-            tend: vmm_cache::purge,
+        external_cache::register(ExternalCache {
+            release_all: vmm_cache::release_all,
+            purge: vmm_cache::purge,
         });
         READY.store(primary_context::current_device().is_some(), Relaxed);
     }

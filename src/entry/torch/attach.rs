@@ -23,7 +23,7 @@ use std::sync::{Mutex, PoisonError};
 pub fn attach_unless_done() {
     if !crate::entry::preload::is_on() && Library::loaded(c"libc10_cuda.so").is_some() {
         // Other libraries of the process may capture by CUDA's own calls.
-        captures::expect_unseen();
+        captures::expect_unannounced();
     }
     attach(false);
 }
@@ -38,7 +38,7 @@ pub extern "C" fn attach(known: bool) -> bool {
             return true;
         }
         let object = Object::current();
-        let ours = object.as_ref().is_some_and(Object::is_ours);
+        let ours = object.as_ref().is_some_and(Object::take_over_if_ours);
         if !ours && !known {
             return false;
         }

@@ -97,7 +97,7 @@ fn share(address: u64) -> Result<(Vec<u8>, u64), IpcError> {
     let mut devices = allocator_in_use()
         .into_iter()
         .flat_map(|it| it.devices_in_use());
-    let found = devices.find_map(|device| match device.share(address) {
+    let found = devices.find_map(|device| match device.ipc_block(address) {
         Err(IpcError::Unknown) => None,
         found => Some((device, found)),
     });

@@ -21,7 +21,7 @@ pub fn allocated(device: &Device, address: u64, size: usize, stream: u64) {
     if history::is_noted() {
         let context = gather(Contexts::State);
         guard((), || {
-            device.note_allocated(address, size as u64, stream, context);
+            device.record_allocated(address, size as u64, stream, context);
         });
     }
 }
@@ -32,7 +32,7 @@ pub fn freeing(device: &Device, address: u64, size: usize, stream: u64) {
     if history::is_noted() {
         let context = gather(Contexts::All);
         guard((), || {
-            device.note_freed(address, size as u64, stream, context);
+            device.record_freed(address, size as u64, stream, context);
         });
     }
 }
@@ -49,7 +49,7 @@ pub fn emptying() -> Context {
 /// Records what an `empty_cache` returned to the driver.
 pub fn emptied(device: &Device, context: &Context) {
     if history::is_noted() {
-        device.note_happenings(context.clone());
+        device.record_events(context.clone());
     }
 }
 
@@ -59,7 +59,7 @@ pub fn out_of_memory(device: &Device, size: usize, stream: u64, pool: PoolId) {
     if history::is_noted() {
         let context = gather(Contexts::State);
         guard((), || {
-            device.note_out_of_memory(size as u64, stream, context, pool);
+            device.record_out_of_memory(size as u64, stream, context, pool);
         });
     }
 }

@@ -28,7 +28,7 @@ unsafe impl Send for Allocator {}
 unsafe impl Sync for Allocator {}
 
 impl Supplier for Allocator {
-    fn supply(&self, bytes: u64) -> Option<u64> {
+    fn allocate(&self, bytes: u64) -> Option<u64> {
         // What a preloaded program's allocator takes from CUDA is CUDA's: the pool would look for it here.
         let _own = program_calls::enter();
         // SAFETY: the object's own function, and the object lives as long as this.
@@ -36,7 +36,7 @@ impl Supplier for Allocator {
         (!address.is_null()).then_some(address as u64)
     }
 
-    fn take_back(&self, address: u64) {
+    fn free(&self, address: u64) {
         let _own = program_calls::enter();
         // SAFETY: as above; the address is one that it gave.
         unsafe { (self.delete)(self.object, address as *mut c_void) }

@@ -50,7 +50,7 @@ pub fn discarded(pointer: *mut c_void, device: c_int, stream: *mut CUstream_st) 
         && let Some((size, _)) = device.block_at(pointer as u64)
         && observers::may_have_observer(TRACKERS)
     {
-        device.note_freed(pointer as u64, size, stream as u64, None);
+        device.record_freed(pointer as u64, size, stream as u64, None);
     }
 }
 

@@ -102,7 +102,7 @@ extern "C" fn mistakes(callback: JsonCallback) {
         let (_, complaints) = Settings::from_environment();
         let mistakes = complaints.iter().filter(|complaint| complaint.is_mistake());
         let mut all: Vec<Value> = mistakes
-            .map(|it| json!([it.line, it.severity == Severity::Unlimited]))
+            .map(|it| json!([it.line, it.severity == Severity::LimitMistake]))
             .collect();
         all.extend(stats_output::path_mistake().map(|line| json!([line, false])));
         json::send(&Value::Array(all), callback);

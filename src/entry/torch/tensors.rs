@@ -188,7 +188,7 @@ pub fn handle_of(stream: CxxStream) -> Option<*mut CUstream_st> {
 unsafe fn allocate_on_stream(size: usize, device: i8, stream: *mut CUstream_st) -> *mut c_void {
     // SAFETY: PyTorch, which called, lets exceptions through.
     let address = unsafe { allocate(size, device.into(), stream) };
-    owner_hint::note(address as u64, device.into(), stream as u64);
+    owner_hint::set(address as u64, device.into(), stream as u64);
     address
 }
 
@@ -273,7 +273,7 @@ extern "C-unwind" fn raw_delete(_: This, pointer: *mut c_void) {
         return delete_observed(pointer);
     }
     guard((), || {
-        let (device, stream) = owner_hint::owner(pointer as u64);
+        let (device, stream) = owner_hint::get(pointer as u64);
         free(pointer, device, stream);
     });
 }

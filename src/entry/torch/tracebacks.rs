@@ -8,7 +8,7 @@
 use super::cxx::SharedPointer;
 use crate::entry::panic_guard::guard;
 use crate::entry::python::{Interpreter, Object};
-use concertina_engine::device::history::{self, Context, Contexts, Place};
+use concertina_engine::device::history::{self, Context, Contexts, Traceback};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::take;
@@ -48,7 +48,7 @@ pub fn set_source(source: Source) {
 /// A traceback of the calling thread, if such ones are recorded. What PyTorch's recorder throws goes on to
 /// the caller.
 pub fn gather(wanted: Contexts) -> Context {
-    if !history::wants(wanted) {
+    if !history::keeps(wanted) {
         return None;
     }
     let recorder = *RECORDER.lock().unwrap_or_else(PoisonError::into_inner);
@@ -77,7 +77,7 @@ pub extern "C" fn keep_tracebacks(begins: bool) {
 /// A Python object.
 struct PythonTraceback(usize);
 
-impl Place for PythonTraceback {
+impl Traceback for PythonTraceback {
     fn number(&self) -> u64 {
         self.0 as u64
     }
@@ -138,7 +138,7 @@ fn cxx_tracebacks() -> MutexGuard<'static, CxxTracebacks> {
 /// object has.
 struct CxxTraceback(u64);
 
-impl Place for CxxTraceback {
+impl Traceback for CxxTraceback {
     fn number(&self) -> u64 {
         self.0
     }

@@ -131,12 +131,12 @@ impl Object {
         }
     }
 
-    /// Whether this library's functions are the ones that it allocates and frees by. If they are the exported
-    /// ones, since the object was made before `attach.py` ran, [`allocate`] and [`release`] take their place.
+    /// Whether the object allocates and frees by this library's functions. If those are the exported ones, since the
+    /// object was made before `attach.py` ran, they are replaced by [`allocate`] and [`release`].
     ///
     /// Its first members are the `std::function`s that allocate and free, of four words each; the first word
     /// of one that PyTorch made is the address of the function.
-    pub fn is_ours(&self) -> bool {
+    pub fn take_over_if_ours(&self) -> bool {
         let turn = |word: &AtomicUsize, from: *const (), to: *const ()| {
             let turned = word.compare_exchange(from as usize, to as usize, Relaxed, Relaxed);
             turned.is_ok() || turned == Err(to as usize)

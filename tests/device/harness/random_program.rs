@@ -434,7 +434,7 @@ impl<'a> Runner<'a> {
         self.gpu.disown(block.address, block.size);
         let key = self.device.key(block.last);
         let freed = match late {
-            true => self.device.free_deferred(block.address),
+            true => self.device.free_after_all_streams(block.address),
             false => self.device.free_on_stream(block.address, key),
         };
         assert_eq!(freed, Ok(()));
