@@ -266,3 +266,32 @@ fn relaxed_free_accounts_rounded_sizes() {
     }
     finish(&bench);
 }
+
+mod sim_only {
+    use super::*;
+    use crate::harness::gpu::{GIB, config_with_memory};
+
+    /// With caching off, too, relaxed frees are waited for rather than that a request fails.
+    #[test]
+    fn free_relaxed_is_reclaimed_for_a_request_without_caching() {
+        let settings = Settings {
+            free: Free::Relaxed,
+            ..Settings::default()
+        };
+        let name = "free_relaxed_is_reclaimed_for_a_request_without_caching";
+        let Some(bench) = Bench::simulated(name, config_with_memory(GIB), settings) else {
+            return;
+        };
+        let device = bench.device();
+        let block = device.allocate_relaxed((700 * MIB) as usize);
+        assert_eq!(device.free_relaxed(block.expect("memory")), Ok(()));
+        device.set_uncached(true);
+        let other = device.allocate((600 * MIB) as usize, 0);
+        assert_eq!(
+            device.free(other.expect("memory of the relaxed free"), 0),
+            Ok(())
+        );
+        device.set_uncached(false);
+        bench.finish();
+    }
+}

@@ -1,8 +1,7 @@
 //! Out of memory: every step above the pool's own ladder, in the order tried, and retries around what is not
 //! the pool's.
 
-use crate::core::{Allocated, Gpu, Origin, Pool, Refusal, SHARED_ARENA, Shortage};
-use crate::device::driver_gpu::DriverGpu;
+use crate::core::{Allocated, Gpu, Origin, Refusal, SHARED_ARENA, Shortage};
 use crate::device::oom_report::OutOfMemory;
 use crate::device::stream_cache::StreamCache;
 use crate::device::{Device, Request, State, external_cache};
@@ -97,6 +96,30 @@ impl Device {
         waited
     }
 
+    /// The slow path of a block that comes from the driver itself (`uncached`): steps 3 to 5, each of which returns
+    /// memory to the driver.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn allocate_uncached_slow(
+        &self,
+        state: &mut State,
+        bytes: u64,
+        refusal: Refusal,
+    ) -> Result<u64, Refusal> {
+        let mut result = Err(refusal);
+        if state.pool.trim_all(None) > 0 {
+            result = state.pool.gpu_mut().allocate(bytes);
+        }
+        if result == Err(Refusal::OutOfMemory) && external_cache::release_all() {
+            result = state.pool.gpu_mut().allocate(bytes);
+        }
+        if result.is_err() && self.reclaim_relaxed_locked(state) {
+            state.pool.trim_all(None);
+            result = state.pool.gpu_mut().allocate(bytes);
+        }
+        result
+    }
+
     /// Releases all that can be released to the driver, after waiting for the device: where the driver has no
     /// memory for an allocation that is not the pool's.
     pub fn release_all(&self) {
@@ -121,23 +144,4 @@ impl Device {
             }
         }
     }
-}
-
-/// The slow path of an allocation by the driver without the pool (`uncached`), which has refused `bytes`:
-/// steps 3 and 4 of [`Device::allocate_slow`]. The others do not apply, as the block cannot come from the
-/// pool.
-#[cold]
-pub(super) fn allocate_uncached_slow(
-    pool: &mut Pool<DriverGpu>,
-    bytes: u64,
-    refusal: Refusal,
-) -> Result<u64, Refusal> {
-    let mut result = Err(refusal);
-    if pool.trim_all(None) > 0 {
-        result = pool.gpu_mut().allocate(bytes);
-    }
-    if result == Err(Refusal::OutOfMemory) && external_cache::release_all() {
-        result = pool.gpu_mut().allocate(bytes);
-    }
-    result
 }

@@ -4,7 +4,6 @@
 
 use crate::core::{Gpu, SHARED_ARENA};
 use crate::device::exported;
-use crate::device::oom::allocate_uncached_slow;
 use crate::device::oom_report::OutOfMemory;
 use crate::device::{Device, State};
 use std::mem::take;
@@ -25,15 +24,14 @@ impl Device {
         size: usize,
     ) -> Result<u64, Box<OutOfMemory>> {
         let bytes = size.max(1) as u64;
-        let State { pool, blocks, .. } = state;
-        let allocated = pool.gpu_mut().allocate(bytes);
-        match allocated.or_else(|refusal| allocate_uncached_slow(pool, bytes, refusal)) {
+        let allocated = state.pool.gpu_mut().allocate(bytes);
+        match allocated.or_else(|refusal| self.allocate_uncached_slow(state, bytes, refusal)) {
             Ok(address) => {
-                blocks.insert(address, bytes);
+                state.blocks.insert(address, bytes);
                 Ok(address)
             }
             Err(refusal) => {
-                let shortage = pool.shortage(size as u64, SHARED_ARENA, refusal);
+                let shortage = state.pool.shortage(size as u64, SHARED_ARENA, refusal);
                 Err(self.out_of_memory(state, size as u64, shortage, SHARED_ARENA))
             }
         }

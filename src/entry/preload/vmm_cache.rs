@@ -155,7 +155,7 @@ impl MappingCache {
         of_size.find(fits).map(|it| it.0)
     }
 
-    /// The mapping mapping_around an address.
+    /// The mapping around an address.
     pub fn mapping_around(&self, address: u64) -> Option<u64> {
         let (start, mapping) = self.all.range(..=address).next_back()?;
         (address - start < mapping.kind.size as u64).then_some(*start)
@@ -343,8 +343,8 @@ fn check_unmapped(address: u64) {
     });
 }
 
-/// Bytes of the current device that are cached, and that the program can have. What it may only be about to take_cached
-/// down is taken down.
+/// Bytes of the current device that are cached, and that the program can have. Teardowns that are not complete are
+/// passed on to the driver first.
 pub fn cached_bytes() -> u64 {
     let mut device = -1;
     if UNMAPPED.load(Relaxed) == 0 || driver_table::ask!(cuCtxGetDevice(&mut device)) != 0 {

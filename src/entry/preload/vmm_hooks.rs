@@ -60,11 +60,11 @@ pub fn create(
         }
     });
     if status == OUT_OF_MEMORY {
-        let check_address = || with(|cache| cache.created(kind, handle, make()));
+        let again = || with(|cache| cache.created(kind, handle, make()));
         let place = Some(asked.location).filter(|it| it.kind == DEVICE);
         let device = place.and_then(|it| allocator_in_use()?.device_in_use(it.id));
         if let Some(device) = device {
-            status = retry_oom::retry(device, status, check_address);
+            status = retry_oom::retry(device, status, again);
         }
     }
     Some(status)
