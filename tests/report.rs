@@ -104,7 +104,7 @@ cuMemCreate              4       2  0.006 ms  1.500 us
     assert_eq!(
         processes[0],
         json!({
-            "file": files[0], "host": "node1", "rank": 3, "pid": 17,
+            "file": files[0], "host": "node1", "rank": 3, "local_rank": null, "world_size": null, "pid": 17,
             "command_line": ["python", "train.py", "two words"], "used_gpu": true,
             "devices": [{
                 "device": 0, "name": "GPU", "peak_allocated_bytes": 8 << 20,
