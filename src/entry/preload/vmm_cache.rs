@@ -238,7 +238,7 @@ impl MappingCache {
         }
     }
 
-    /// The same of all that have any of these addresses.
+    /// [`Self::forget_mapping`] for all mappings with any of these addresses.
     pub fn forget_range(&mut self, address: u64, size: usize) {
         let end = address.saturating_add(size.max(1) as u64);
         let first = self.mapping_around(address).unwrap_or(address);
@@ -254,7 +254,7 @@ impl MappingCache {
         }
     }
 
-    /// The same of the threads that are meant.
+    /// [`Self::finish_teardowns`] for the threads that `is_meant` accepts.
     pub fn finish_teardowns_of(&mut self, is_meant: impl Fn(u64) -> bool) {
         if mutation::is_on("kept released") {
             return;

@@ -3,7 +3,7 @@
 //! A traceback is a Python object where `attach.py` started the recording, and a `c10::GatheredContext` where
 //! C++ did. Gathering takes the interpreter's lock, so no lock of this library may be held meanwhile. It is
 //! not done inside a panic guard, which would end the process where a C++ exception reaches it: a recorder
-//! may throw, and under PyTorch's own allocator that goes on to whoever asked for memory.
+//! may throw, and under PyTorch's own allocator that reaches the code that allocated.
 
 use super::cxx::SharedPointer;
 use crate::entry::panic_guard::guard;
